@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrpx import GRADIENT, LRP, Epsilon, Explainer, Gamma, Recipe, Task, ZPlus, propagate
+from lrpx.coverage._classes import choose
+from lrpx.coverage._inputs import tiny_inputs
+from lrpx.coverage._tiny import tiny_model
 from lrpx.errors import MethodError
 from lrpx.recipes import ATTNLRP, ATTNLRP_VIT, LRP_VIT
 from lrpx.rules import AlphaBeta, Flat, WSquare, ZBox, identity
@@ -496,3 +501,175 @@ def test_what_a_router_mixes_is_no_attention(chosen) -> None:
     explainer = Explainer(Experts(chosen).double().eval(), task=Task.CAUSAL)
     expected, found = (explainer([3, 5, 7, 9], 4, method=each).relevance for each in (named, ATTNLRP_VIT))
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def attention(m: Roles, x: torch.Tensor) -> torch.Tensor:
+    return m.o((m.q(x) @ m.k(x).mT).softmax(-1) @ m.v(x))
+
+
+def synthesized(m: Roles, x: torch.Tensor, heads: int) -> torch.Tensor:
+    weights = m.w(x).unflatten(-1, (heads, 5)).transpose(1, 2).softmax(-1)
+    given = weights @ m.v(x).unflatten(-1, (heads, -1)).transpose(1, 2)
+    return x + m.o(given.transpose(1, 2).flatten(2))
+
+
+def synthesized_by_one_head(m: Roles, x: torch.Tensor) -> torch.Tensor:
+    return x + m.o(m.w(torch.relu(m.u(x))).softmax(-1) @ m.v(x))
+
+
+def additive(m: Roles, x: torch.Tensor) -> torch.Tensor:
+    pairs = torch.tanh(m.q(x)[:, :, None] + m.k(x)[:, None])
+    return x + m.o(m.w(pairs)[..., 0].softmax(-1) @ m.v(x))
+
+
+def by_distance(m: Roles, x: torch.Tensor) -> torch.Tensor:
+    return x + m.o((-torch.cdist(m.q(x), m.k(x))).softmax(-1) @ m.v(x))
+
+
+def by_squared_distance(m: Roles, x: torch.Tensor) -> torch.Tensor:
+    scores = -(m.q(x)[:, :, None] - m.k(x)[:, None]).square().sum(-1)
+    return x + m.o(scores.softmax(-1) @ m.v(x))
+
+
+def graph(m: Roles, x: torch.Tensor) -> torch.Tensor:
+    v = m.v(x)
+    return x + m.o(torch.nn.functional.leaky_relu(m.w(v) + m.u(v).mT, 0.2).softmax(-1) @ v)
+
+
+def by_temperature(m: Roles, x: torch.Tensor) -> torch.Tensor:
+    scores = m.q(x) @ m.k(x).mT * torch.nn.functional.softplus(m.w(x))
+    return x + m.o(scores.softmax(-1) @ m.v(x))
+
+
+def deformable(m: Roles, x: torch.Tensor, heads: int, queries: str = "of the input") -> torch.Tensor:
+    q = x if queries == "of the input" else m.constant
+    weights = m.w(q).unflatten(-1, (heads, 3)).softmax(-1).transpose(1, 2)
+    grid = torch.tanh(m.u(q)).unflatten(-1, (heads, 3, 2)).transpose(1, 2)
+    v = m.v(x).unflatten(-1, (heads, -1)).movedim(1, -1)[0][:, :, None]  # [heads, features, 1, places]
+    read = torch.nn.functional.grid_sample(v, grid[0], align_corners=False)
+    return x + m.o((read * weights[0][:, None]).sum(-1).flatten(0, 1).mT[None])
+
+
+def over_depth(m: Roles, x: torch.Tensor, spelled: str) -> torch.Tensor:
+    states = torch.stack([x, y := x + attention(m, x), y + m.u(y)], 2)
+    if spelled == "fused":
+        query = m.constant[0, 0].expand(1, 5, 1, 8)
+        return torch.nn.functional.scaled_dot_product_attention(query, states, states)[:, :, 0]
+    scores = (x[:, :, None] * states).sum(-1) if spelled == "of the input" else states @ m.constant[0, 0]
+    if spelled == "summed":
+        return (scores.softmax(-1)[..., None] * states).sum(2)
+    return torch.einsum("btl,btld->btd", scores.softmax(-1), states)
+
+
+def streams(m: Roles, x: torch.Tensor) -> torch.Tensor:
+    """Hyper-connections."""
+    both = x[:, :, None].expand(-1, -1, 2, -1)
+    for layer in (attention, lambda m, x: m.u(x)):
+        made = m.w(both.flatten(2))
+        mixes, back, into = made[..., :4].unflatten(-1, (2, 2)).softmax(-1), *made[..., 4:].sigmoid().chunk(2, -1)
+        mixes = mixes / mixes.sum(-2, keepdim=True)
+        read = layer(m, (into[..., None] * both).sum(2))
+        both = back[..., None] * read[:, :, None] + mixes @ both
+    return both.mean(2)
+
+
+def stacked_experts(m: Roles, x: torch.Tensor) -> torch.Tensor:
+    x = x + attention(m, x)
+    made = m.u(x[:, :, None] + m.constant[0, :2])  # of one layer, beside a vector of each
+    return x + (m.w(x).softmax(-1)[:, :, None] @ made)[:, :, 0]
+
+
+def gated_features(m: Roles, x: torch.Tensor) -> torch.Tensor:
+    x = x + attention(m, x)
+    return x + (m.w(x).softmax(-1) * m.u(x)).mean(1, keepdim=True)
+
+
+def attended_states(m: Roles, x: torch.Tensor) -> torch.Tensor:
+    """Of a stack that has no places but its own."""
+    both = torch.stack([m.q(x.mean(1)), m.k(x.amax(1))], 1)
+    return x + m.o((m.w(torch.tanh(m.u(both))).softmax(1) * both).sum(1, keepdim=True))
+
+
+ROLES = {  # the model, the outputs of w and u, and the layers into attention; the one out of it is o
+    "a layer makes the weights": (partial(synthesized, heads=2), 10, 8, "wv"),
+    "a layer makes the weights of one head": (synthesized_by_one_head, 5, 8, "wuv"),
+    "additive": (additive, 1, 8, "wqkv"),
+    "by distance": (by_distance, 1, 1, "qkv"),
+    "by squared distance": (by_squared_distance, 1, 1, "qkv"),
+    "of a graph": (graph, 1, 1, "wuv"),
+    "temperature": (by_temperature, 1, 1, "qkv"),
+    "deformable": (partial(deformable, heads=2), 6, 12, "wv"),
+    "deformable, one head": (partial(deformable, heads=1), 3, 6, "wv"),
+    "deformable, queries that are constants": (partial(deformable, heads=2, queries="constants"), 6, 12, "v"),
+    **{
+        f"depth, {name}": (partial(over_depth, spelled=name), 1, 8, "qkv")
+        for name in ("fused", "summed", "einsum", "of the input")
+    },
+    "streams": (streams, 8, 8, "qkv"),
+    "experts of one layer": (stacked_experts, 2, 8, "qkv"),
+    "features, then pooled": (gated_features, 8, 8, "qkv"),
+    "stacked states without places": (attended_states, 1, 8, "qkwu"),
+}
+
+
+class Roles(torch.nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.made, of_w, of_u, _ = ROLES[name]
+        self.into = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(8, 8) for _ in range(4))
+        self.w, self.u = torch.nn.Linear(16 if name == "streams" else 8, of_w), torch.nn.Linear(8, of_u)
+        self.last, self.head = torch.nn.Linear(8, 8), torch.nn.Linear(8, 3)
+        self.constant = torch.nn.Parameter(torch.randn(1, 5, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.into[0](x) + self.into[1](x)
+        return self.head(torch.relu(self.last(self.made(self, x))))
+
+
+@pytest.mark.parametrize("name", ROLES)
+@pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
+def test_attention_weighs_places(recipe: Recipe, name: str) -> None:
+    """And nothing else is attention, however alike it is written: the numbers of a recipe that names the layers."""
+    recipe = replace(recipe, input_projection=Epsilon(0.2), output_projection=Epsilon(0.4))
+    named = replace(recipe, input_projection=None, output_projection=None)
+    for path in ROLES[name][-1]:
+        named = named.at(path, linear=recipe.input_projection)
+    named = named.at("o", linear=recipe.output_projection)
+    x = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    model, found = Roles(name).double(), []
+    for each in (recipe, named):
+        with propagate(model, each) as trace:
+            trace.explain(model(x)[0, -1, 1])
+        found.append(trace.relevance("x"))
+    assert torch.allclose(*found, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "mapping", "others", "into", "out"),
+    [
+        ("inkling2_text", "causal-lm", ("lm_head", "*.mlp.gate"), ("*.q_proj", "*.0.*.[kv]_proj"), ("*.o_proj",)),
+        ("deepseek_v4", "causal-lm", ("*.attn_hc", "*.ffn_hc"), ("*.self_attn.q_b_proj",), ()),
+        ("lw_detr", "object-detection", (), ("*.cross_attn.value_proj",), ("*.cross_attn.output_proj",)),
+        ("deformable_detr", "object-detection", (), ("*.value_proj",), ("*.output_proj",)),
+    ],
+)
+def test_layers_around_what_is_like_attention(
+    model_type: str, mapping: str, others: tuple[str, ...], into: tuple[str, ...], out: tuple[str, ...]
+) -> None:
+    """Attention over depth, streams that are mixed, and deformable attention whose first queries are constants."""
+    if model_type not in tf.models.auto.configuration_auto.CONFIG_MAPPING:
+        pytest.skip(f"this transformers has no {model_type}")
+    (model_class,) = choose([model_type], mapping)
+    model = tiny_model(model_class)
+    inputs = tiny_inputs(model_class, model)
+    recipe = replace(ATTNLRP_VIT, input_projection=Epsilon(0.2), output_projection=Epsilon(0.4), strict=False)
+    with propagate(model, recipe, observe=()) as trace:
+        trace.explain(model(**inputs)["logits"].float().square().sum())
+    rules = {place.module: place.rule for place in trace.operations if place.operation == "linear"}
+    for paths, rule in ((others, recipe.linear), (into, recipe.input_projection), (out, recipe.output_projection)):
+        for path in paths:
+            found = {name: given for name, given in rules.items() if fnmatchcase(name, path)}
+            assert found, path
+            assert set(found.values()) == {str(rule)}, found

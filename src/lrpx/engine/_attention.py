@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def _softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(args, kwargs)
     if not carries(x):
-        return func(x, *rest, **settings)
+        return _roles.constant_weights(run, func(x, *rest, **settings))
     _refuse_block(run, func)
     dim = rest[0] if rest else settings.get("dim")
     _exponentials.refuse_scores(run, func.__name__, x, dim)
@@ -222,7 +222,7 @@ def _attention(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     out = _ruled(run, func, args, kwargs)
     if run.has_scales and gate_strength(arguments(args, kwargs, *NAMES[:3])[2]) == EXPONENTIAL and carries(out):
         _exponentials.mark_softmax(out)  # whose logarithm is none of a value
-    return _roles.attend(run, out, *arguments(args, kwargs, *NAMES[:3])) if run.asks_for_places else out
+    return _roles.attend(run, out, *arguments(args, kwargs, *NAMES[:3]), summed=(None, None, -2))
 
 
 def _ruled(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -338,7 +338,7 @@ def _spelled_out(run: Run, op: Callable[..., Any], inputs: Any, causal: bool, sc
         weights = _roles.mark_weights(run, weights)
     if admitted is not None:
         weights = weights.masked_fill(~admitted, 0.0)
-    product = product_of_two(run, torch.matmul, widened(weights, (q, k, mask)), wide_v)
+    product = product_of_two(run, torch.matmul, widened(weights, (q, k, mask)), wide_v, summed=(-1, -2))
     run.call_it(called)
     value = op(*(None if x is None else x.detach() for x in inputs))
     return rules.with_gradient_of(value, product.to(value.dtype)) if carries(product) else value

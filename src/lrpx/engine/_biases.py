@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lrpx import rules
-from lrpx.engine import _roles
+from lrpx.engine import _origins, _roles
 from lrpx.engine._exponentials import ADDING, Note
 from lrpx.engine._tensors import CONSTANT, carries, constants, is_in_place, is_parameter, is_tensor
 
@@ -74,6 +74,8 @@ def layered(
     recipe = run.recipe
     if run.asks_for_places and -1 not in dims:
         _roles.along_no_outputs(out)
+    if run.asks_for_places and dims and carries(out):
+        _origins.layer(out, x, dims)
     if run.asks_for_places and len(dims) == 1 and carries(out):
         _roles.mixed(out, x, *dims)
     if run.asks_for_weights and (getattr(recipe, kind) is not rules.unmodified or recipe.has_places()) and carries(out):

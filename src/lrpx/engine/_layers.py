@@ -47,7 +47,7 @@ def linear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(x):
         return beside_a_constant(run, "linear", func(x, weight, bias), bias, bias)
     if run.asks_for_weights and not run.is_weight(weight):
-        return _attending(run, func(x, weight, bias), x, weight)
+        return _attending(run, func(x, weight, bias), x, weight, summed=BY_ROWS)
     if hasattr(x, FACTORS):
         delattr(x, FACTORS)
     is_head = weight.shape[0] >= MANY_OUTPUTS and x.numel() <= FEW_ROWS * x.shape[-1]
@@ -138,12 +138,14 @@ def _with_computed_weight(
     summand: Tensor | None,
 ) -> Any:
     """A linear layer or a convolution whose weight depends on the input; ``summand``: the bias as the output has it."""
+    summed = BY_ROWS if kind == "linear" else ()
     if not carries(x):  # linear in what stands in the weight's place
         swapped = _bilinear_in(lambda weight, x, bias: op(x, weight, bias))
         if run.is_weight(x):
             return run.apply(kind, swapped, weight, x, bias)
-        return _attending(run, op(x, weight, bias), x, weight)
-    product = _attending(run, _factors.matmul(run, lambda a, b: op(a, b, None), x, weight), x, weight)
+        return _attending(run, op(x, weight, bias), x, weight, summed=summed)
+    made = _factors.matmul(run, lambda a, b: op(a, b, None), x, weight)
+    product = _attending(run, made, x, weight, summed=summed)
     if bias is None or summand is None:
         return product
     return rules.with_gradient_of(op(x.detach(), weight.detach(), bias.detach()), product + summand)
@@ -167,10 +169,10 @@ def _add_matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return func(bias.new_zeros(()) if isinstance(bias, Tensor) else bias, a, b, **settings)
 
     if carries(a) and carries(b):
-        apart = _attending(run, _factors.matmul(run, product, a, b), a, b)
+        apart = _attending(run, _factors.matmul(run, product, a, b), a, b, summed=_summed(a, b))
     elif carries(a) or carries(b):
         if not run.is_weight(b if carries(a) else a):
-            return _attending(run, func(bias, a, b, **settings), a, b)
+            return _attending(run, func(bias, a, b, **settings), a, b, summed=_summed(a, b))
         x, weight = (a, b) if carries(a) else (b, a)
 
         def op(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
@@ -229,7 +231,7 @@ def _matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         dims = _dims(a, b)
     elif run.asks_for_weights and func.__name__ == "inner":  # those of the first factor before those of the second
         dims = range(2 - a.ndim - b.ndim, 1 - b.ndim), range(1 - b.ndim, 0)
-    out = product_of_two(run, op, a, b, dims)
+    out = product_of_two(run, op, a, b, dims, _summed(a, b) if func.__name__ in MATRICES else ())
     if run.has_scales:
         is_matrix = b.ndim > 1 and func.__name__ != "__rmatmul__"
         again = (lambda a: product_of_two(run, op, a, b)) if is_matrix else None
@@ -318,16 +320,36 @@ Dims = tuple["Collection[int]", "Collection[int]"]
 """Which dimensions of a product are those of the first factor, and of the second; the last is -1."""
 
 
-def product_of_two(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor, dims: Dims = ((), ())) -> Any:
-    """A product ``op(a, b)``, linear in each; ``dims`` tell what may be added as a bias."""
-    return _attending(run, _product_of_two(run, op, a, b, dims), a, b)
+def product_of_two(
+    run: Run,
+    op: Callable[[Tensor, Tensor], Any],
+    a: Tensor,
+    b: Tensor,
+    dims: Dims = ((), ()),
+    summed: Sequence[int | None] = (),
+) -> Any:
+    """A product ``op(a, b)``, linear in each; ``dims`` tell what may be added as a bias, and ``summed`` which dimension
+    of each is summed over."""
+    return _attending(run, _product_of_two(run, op, a, b, dims), a, b, summed=summed)
 
 
-def _attending(run: Run, out: Any, *factors: Tensor) -> Any:
+BY_ROWS = -1, -1
+"""Which dimension of each is summed over where both are rows."""
+
+
+def _summed(a: Tensor, b: Tensor) -> tuple[int, int]:
+    """The same in ``a @ b``."""
+    return -1, -1 if b.ndim == 1 else -2
+
+
+def _attending(run: Run, out: Any, *factors: Tensor, summed: Sequence[int | None] = ()) -> Any:
     """``out``, a product, which is what attention gives where attention weights are among its factors."""
-    if not run.asks_for_places or not _roles.any_weights(factors) or _roles.are_mixed(out):
+    if not run.asks_for_places:
         return out
-    return _roles.attend(run, out, *factors)
+    is_attention = _roles.any_weights(factors) or _roles.weighs_places(factors, summed)
+    if not is_attention or _roles.are_mixed(out):
+        return out
+    return _roles.attend(run, out, *factors, summed=summed)
 
 
 def _product_of_two(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor, dims: Dims) -> Any:
@@ -436,7 +458,9 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         if softmax is not None:
             return softmax
     has_bias = run.asks_for_weights and len(operands) == 2
-    out = _product_of_several(run, "einsum", op, operands, _einsum_dims(equation, operands) if has_bias else ((), ()))
+    dims = _einsum_dims(equation, operands) if has_bias else ((), ())
+    summed = _einsum_summed(equation, operands) if run.asks_for_places and len(operands) == 2 else ()
+    out = _product_of_several(run, "einsum", op, operands, dims, summed)
     if len(operands) > 2 and run.asks_for_places and _roles.any_weights(operands):
         given, result = spelled(equation, operands).split("->")
         labels = given.split(",")  # what nothing is summed over of is a gate
@@ -448,6 +472,14 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     a, b = operands
     again = (lambda a: product_of_two(run, op, a, b)) if _is_of_rows(equation, operands) else None
     return _exponentials.multiplied(run, op, out, a, b, again)
+
+
+def _einsum_summed(equation: str, operands: Sequence[Tensor]) -> Sequence[int]:
+    """Which dimension of each of two factors an ``einsum`` sums over; none where it is not one."""
+    given, result = spelled(equation, operands).split("->")
+    a, b = given.split(",")
+    both = [label for label in a if label in b and label not in result]
+    return (a.index(both[0]) - len(a), b.index(both[0]) - len(b)) if len(both) == 1 else ()
 
 
 def _is_of_rows(equation: str, operands: Sequence[Tensor]) -> bool:
@@ -617,7 +649,12 @@ def _bilinear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _product_of_several(
-    run: Run, name: str, op: Callable[..., Any], operands: Sequence[Tensor], dims: Dims = ((), ())
+    run: Run,
+    name: str,
+    op: Callable[..., Any],
+    operands: Sequence[Tensor],
+    dims: Dims = ((), ()),
+    summed: Sequence[int | None] = (),
 ) -> Any:
     """``op(*operands)``, linear in each."""
     places = [i for i, operand in enumerate(operands) if carries(operand)]
@@ -635,11 +672,12 @@ def _product_of_several(
             "spell it as products of two tensors each, or ",
         )  # fmt: skip
     if len(carrying) == 2:
-        return _attending(run, _factors.matmul(run, of_carrying, *carrying), *carrying)
+        made = _factors.matmul(run, of_carrying, *carrying)
+        return _attending(run, made, *carrying, summed=summed if len(operands) == 2 else ())
     if len(carrying) > 2:
         return _shared(run, name, of_carrying, carrying)
     if len(operands) == 2:
-        return product_of_two(run, op, operands[0], operands[1], dims)
+        return product_of_two(run, op, operands[0], operands[1], dims, summed)
     if not carrying or not weights:
         return op(*operands)
     if is_own:

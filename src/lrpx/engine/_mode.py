@@ -247,6 +247,8 @@ class RuleMode(TorchFunctionMode):
             run.keep_by_ids(out, (*args, *kwargs.values()))
         if run.asks_for_places and row is not None:
             _roles.multiplied(row.name, out, (*args, *kwargs.values()))
+        if run.asks_for_places and not carries(out):
+            _roles.keep_shares(out, (*args, *kwargs.values()), row)
         if run.asks_for_weights and not carries(out):
             run.mark_from_input(out, (*args, *kwargs.values()), name)
         return out

@@ -17,8 +17,9 @@ import torch
 
 from lrpx import _kernels, rules
 from lrpx._kinds import rule_name
-from lrpx.engine import _overrides
+from lrpx.engine import _origins, _overrides
 from lrpx.engine._nodes import COPY, NORM, OWN, SCALES, SHAPES, SUMS, kind
+from lrpx.engine._origins import LEAF, PRODUCTS, dimension, shape
 from lrpx.engine._tensors import FROM_INPUT, is_tensor
 from lrpx.errors import MethodError
 
@@ -35,10 +36,19 @@ WEIGHTS = "lrpx attention weights"
 """What the node of the graph is marked with that made a softmax."""
 LINEAR = "lrpx linear"
 """What the node of a linear layer is marked with that has the same rule as an input projection as else."""
+OF_LAYER = "lrpx attention weights of a layer"
+"""What it is marked with in its place where the softmax is along outputs of a layer, which is not along products."""
+ROUTED = "lrpx weights of a router"
+"""What the node of a softmax along all outputs of a layer is marked with: attention only where it weighs places."""
 SPREAD = "lrpx spread weights"
 """What the node of an element-wise product of attention weights is marked with: summed, it is what attention gives."""
+SHARES = "lrpx shares"
+"""The mark of a softmax of constants."""
 GATES = "lrpx gates of weights"
 """What the node of a product is marked with, too, whose attention weights are constants: behind it are gates."""
+SHARED = "lrpx shared dimensions"
+"""What holds, at the node of an element-wise product with weights like a router's, along which dimensions they are
+shares, counted from the last."""
 WIDTH = "lrpx width"
 """What holds, at the node of a linear layer, how many outputs that has."""
 MIXED = "lrpx mixed"
@@ -52,8 +62,6 @@ OTHER = "other"
 """What stands for what a convolution or attention has given, among layers."""
 SCORES, SUMMED = "scores", "summands of scores"
 """What is met between a softmax and the products of queries and keys."""
-PRODUCTS = frozenset("Mm Bmm Baddbmm Addmm Addbmm".split())
-"""Nodes of these."""
 SPREADING = frozenset(("mul", "outer", "einsum", "addcmul"))
 """Operations that may multiply element by element."""
 ADDING = frozenset(("add", "sub", "rsub", "addcmul"))
@@ -62,7 +70,6 @@ SUMMING = ADDING | frozenset(
     "sum nansum mean nanmean cumsum einsum index_add scatter_add index_add_ scatter_add_".split()
 )
 """Operations that sum."""
-LEAF = "AccumulateGrad"
 MOVES = SHAPES | frozenset(
     """ConstantPadNd Pad ReflectionPad2D ReplicationPad2D Slice Select Index IndexSelect Narrow Im2Col Unfold Unbind
     Split SplitWithSizes UnsafeSplit Roll Flip Gather Repeat""".split()
@@ -111,8 +118,10 @@ def layer(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) ->
         out: Any = run.apply(what, op, *inputs, rule=getattr(recipe, what))
         if inputs[1].shape[1] > 1 and out.grad_fn is not None:
             out.grad_fn.metadata[MIXED] = True
+        _origins.layer(out, x, {1 - inputs[1].ndim})
         return out
     projected = _by_place(run, what, op, inputs)
+    _origins.layer(projected, x, {-1})
     if projected.grad_fn is not None:
         projected.grad_fn.metadata[WIDTH] = projected.shape[-1]
     return projected
@@ -139,16 +148,61 @@ def _by_place(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]
     return out
 
 
-def attend(run: Any, out: Any, *factors: Any) -> Any:
+def attend(run: Any, out: Any, *factors: Any, summed: Sequence[int | None] = ()) -> Any:
     """``out``, what attention gives; the layers that gave its factors (queries, keys, values, or the weights that were
-    made of them) are told."""
-    if run.asks_for_places:
+    made of them) are told. ``summed``: which dimension of each factor is summed over, None where that tells nothing."""
+    if run.asks_for_places and not _mixes_at_each_place(factors, summed):
         if getattr(out, "grad_fn", None) is not None:
             out.grad_fn.metadata[ATTENDED] = True
         for factor in factors:
             if getattr(factor, "grad_fn", None) is not None:
-                _tell(factor.grad_fn)
+                _tell(factor.grad_fn, SCORES if mark_of(factor) == ROUTED else "")
     return out
+
+
+def _mixes_at_each_place(factors: Sequence[Any], summed: Sequence[int | None]) -> bool:
+    """Whether what weights are multiplied with was stacked by the model, or is outputs of a layer by others, and no
+    layer made values of it: states of several layers, streams or experts, which each place weighs by itself."""
+    if len(factors) != len(summed):
+        return False
+    is_of_layer = any(mark_of(each) == OF_LAYER for each in factors)
+    for factor, dim in zip(factors, summed, strict=True):
+        if dim is None or getattr(factor, "grad_fn", None) is None or any_weights(factor):
+            continue
+        if _is_stacked(factor, dim, is_of_layer):
+            return True
+    return False
+
+
+def _is_stacked(values: Tensor, dim: int, is_of_layer: bool) -> bool:
+    found, is_made = _origins.origin(values, dim)
+    if is_made or not (found == _origins.STACK or (found == _origins.OUTPUTS and is_of_layer)):
+        return False
+    return _origins.has_other_places(values, dim)
+
+
+def weighs_places(factors: Sequence[Any], summed: Sequence[int | None]) -> bool:
+    """Whether weights like a router's are multiplied with what a layer has made of places, as attention's are."""
+    if len(factors) != len(summed) or not any(mark_of(each) == ROUTED for each in factors):
+        return False
+    return all(
+        dim is not None and (_are_shares(x, dim) if mark_of(x) == ROUTED else _is_made_of_places(x, dim))
+        for x, dim in zip(factors, summed, strict=True)
+    )
+
+
+def _are_shares(weights: Tensor, dim: int) -> bool:
+    """Whether a dimension of weights is the one that their softmax is along."""
+    if weights.ndim < -dim:
+        return False
+    if weights.grad_fn is None:
+        return sums_to_one(weights, dim)
+    return _origins.origin(weights, dim, through_products=False) == (_origins.OUTPUTS, False)
+
+
+def _is_made_of_places(values: Tensor, dim: int) -> bool:
+    """Whether a layer has made something of each place along a dimension."""
+    return values.grad_fn is not None and _origins.origin(values, dim) == (_origins.PLACES, True)
 
 
 def multiplied(name: str, out: Any, given: Sequence[Any]) -> None:
@@ -161,25 +215,52 @@ def multiplied(name: str, out: Any, given: Sequence[Any]) -> None:
     tensors = _tensors_among(given)
     summands = [each for each in (tensors[:1] if name == "addcmul" else tensors) if each.grad_fn is not None]
     is_product = name in SPREADING and _spreads(tensors[1:] if name == "addcmul" else tensors, out)
-    if name in ADDING and len(summands) + is_product < 2:
+    if name in ADDING and len(summands) + bool(is_product) < 2:
         summands = []
-    are_spread = [_reaches(each, SPREAD) for each in summands] if name in SUMMING else []
+    are_spread = [_is_spread(each, node) for each in summands] if name in SUMMING else []
     if any(are_spread) or (is_product and are_spread and name == "addcmul"):
         if all(is_one or _reaches(each, ATTENDED) for each, is_one in zip(summands, are_spread, strict=True)):
             _tell(node)
             node.metadata[ATTENDED] = True
     elif is_product:
-        node.metadata[SPREAD] = True
+        mark = ROUTED if is_product == ROUTED else WEIGHTS
+        are_weights = [any_weights(each) if mark == WEIGHTS else mark_of(each) == ROUTED for each in tensors]
+        values = [each for each, is_one in zip(tensors, are_weights, strict=True) if each.grad_fn and not is_one]
+        node.metadata[_origins.VALUES] = [(each.grad_fn, each.output_nr) for each in values]
+        if mark == WEIGHTS:
+            node.metadata[SPREAD] = True
+        else:
+            weights = [each for each, is_one in zip(tensors, are_weights, strict=True) if is_one]
+            node.metadata[SHARED] = {
+                dim for dim in range(-out.ndim, 0) if any(_are_shares(each, dim) for each in weights)
+            }
     elif name == "mul" and any(not each.requires_grad and any_weights(each) for each in tensors):
         node.metadata[WEIGHTS] = node.metadata[GATES] = True
 
 
-def _spreads(factors: Sequence[Tensor], out: Tensor) -> bool:
+def _is_spread(x: Tensor, node: Any) -> bool:
+    """Whether a summand of a node's is an element-wise product of attention weights and values; of a router's, where
+    the sum is over places that a layer has made values of."""
+    is_one = _reaches(x, SPREAD)
+    shares = set() if is_one else _leads(x.grad_fn, SHARED, [MOST_SUMS])
+    if not (is_one or shares) or kind(node) not in TOTALS or "_saved_dim" not in dir(node):
+        return is_one
+    dims = [dimension(each, x.ndim) for each in cast("Any", node)._saved_dim]
+    if is_one:
+        return len(dims) != 1 or not _is_stacked(x, dims[0], is_of_layer=False)
+    return any(_is_made_of_places(x, each) and _origins.at_product(x, each) in shares for each in dims)
+
+
+def _spreads(factors: Sequence[Tensor], out: Tensor) -> bool | str:
     """Whether attention weights are among some factors, beside what is no gate or mask of them: it is larger, or as
-    large and depends on the input."""
-    are_weights = [any_weights(each) for each in factors]
-    if not any(are_weights):
-        return False
+    large and depends on the input. :data:`ROUTED` where they are like a router's."""
+    if any(map(any_weights, factors)):
+        return _are_spread([any_weights(each) for each in factors], factors, out)
+    are_routed = [mark_of(each) == ROUTED for each in factors]
+    return ROUTED if any(are_routed) and _are_spread(are_routed, factors, out) else False
+
+
+def _are_spread(are_weights: Sequence[bool], factors: Sequence[Tensor], out: Tensor) -> bool:
     others = [each for each, is_one in zip(factors, are_weights, strict=True) if not is_one]
     if any(is_one and each.numel() < out.numel() for each, is_one in zip(factors, are_weights, strict=True)):
         return bool(others)
@@ -209,12 +290,26 @@ def attended(out: Tensor, scores: Sequence[Tensor], values: Sequence[Tensor]) ->
 def mark_weights(run: Any, out: Any, scores: Any = None, dim: int = -1) -> Any:
     """``out``, the result of a softmax along ``dim``: attention weights, but where it is of all that a linear layer
     gave (``scores``), or of the largest of it, along its outputs, as a router's among experts is."""
-    if not run.asks_for_places or (scores is not None and is_of_outputs(scores, dim)):
+    if not run.asks_for_places:
         return out
+    mark = WEIGHTS
+    if scores is not None and is_of_outputs(scores, dim):
+        mark = ROUTED
+    elif scores is not None and scores.grad_fn is not None and scores.ndim:
+        own = _origins.origin(scores, dim, through_products=False)
+        mark = OF_LAYER if own == (_origins.OUTPUTS, False) else WEIGHTS
     if getattr(out, "grad_fn", None) is not None:
-        out.grad_fn.metadata[WEIGHTS] = True
+        out.grad_fn.metadata[ROUTED if mark == ROUTED else WEIGHTS] = True if mark == WEIGHTS else mark
     else:  # under a rule that makes it a constant
-        setattr(out, FROM_INPUT, WEIGHTS)
+        setattr(out, FROM_INPUT, mark)
+    return out
+
+
+def constant_weights(run: Any, out: Any) -> Any:
+    """``out``, a softmax of what does not depend on the input: attention weights where it weighs places, element by
+    element."""
+    if run.asks_for_places and is_tensor(out):
+        setattr(out, SHARES, True)
     return out
 
 
@@ -271,7 +366,7 @@ def is_of_outputs(scores: Tensor, dim: int = -1) -> bool:
         child, place = next((edge for edge in node.next_functions if edge[0] is not None), (None, 0))
         if child is None or kind(child) == LEAF:
             return False
-        before, after = _shape(child, place), _shape(node, at)
+        before, after = shape(child, place), shape(node, at)
         found = _before(node, before, after, dim) if before and after else None
         if found is None:
             return False
@@ -280,7 +375,7 @@ def is_of_outputs(scores: Tensor, dim: int = -1) -> bool:
         if before[dim] != width:
             return False
         node, at = child, place
-    return node is not None and dim == len(_shape(node, at)) - 1 and bool(node.metadata[WIDTH] == width)
+    return node is not None and dim == len(shape(node, at)) - 1 and bool(node.metadata[WIDTH] == width)
 
 
 def _before(node: Any, before: tuple[int, ...], after: tuple[int, ...], dim: int) -> tuple[int, bool] | None:
@@ -288,14 +383,14 @@ def _before(node: Any, before: tuple[int, ...], after: tuple[int, ...], dim: int
     chosen; None where that is not known."""
     name, last = kind(node), len(before) - 1
     if name == "Permute":
-        return _dimension(node._saved_dims[dim], len(before)), False
+        return dimension(node._saved_dims[dim], len(before)), False
     if name == "Transpose":
-        one, other = (_dimension(each, len(before)) for each in (node._saved_dim0, node._saved_dim1))
+        one, other = (dimension(each, len(before)) for each in (node._saved_dim0, node._saved_dim1))
         return {one: other, other: one}.get(dim, dim), False
     if name == "T":
         return last - dim, False
     if name in CHOOSES_ALONG:
-        return dim, _dimension(node._saved_dim, len(after)) == dim
+        return dim, dimension(node._saved_dim, len(after)) == dim
     if name == "Index":
         chosen = node._saved_indices
         return (last, len(chosen) == len(before) and chosen[-1] is not None) if dim == len(after) - 1 else None
@@ -306,14 +401,31 @@ def _before(node: Any, before: tuple[int, ...], after: tuple[int, ...], dim: int
     return None if name in LAYERS or before != after else (dim, False)
 
 
-def _dimension(dim: int, dims: int) -> int:
-    """One that a node has saved, as an index from the first; torch gives a negative one without its sign."""
-    return (dim - (1 << 64) if dim >= 1 << 63 else dim) % dims
+def keep_shares(out: Any, given: Sequence[Any], row: Any) -> None:
+    """Hand the mark of a softmax of constants on to what was made of it, but by products and sums."""
+    if (row is None or row.name not in SUMMING | {"matmul"}) and any(hasattr(each, SHARES) for each in given):
+        for each in out if isinstance(out, (tuple, list)) else (out,):
+            if is_tensor(each):
+                setattr(each, SHARES, True)
 
 
-def _shape(node: Any, at: int) -> tuple[int, ...]:
-    """That of what a node of the graph gives."""
-    return tuple(node._input_metadata[at].shape)
+def mark_of(x: Any) -> Any:
+    """:data:`WEIGHTS`, or what else marks weights, of a tensor that has some; False where it has none."""
+    if not is_tensor(x):
+        return False
+    if x.requires_grad:
+        found = _leads(x.grad_fn, WEIGHTS, [MOST_SUMS])
+        return (found if found == OF_LAYER else WEIGHTS) if found else _leads(x.grad_fn, ROUTED, [MOST_SUMS]) and ROUTED
+    found = getattr(x, FROM_INPUT, None)
+    return found if found in (WEIGHTS, OF_LAYER, ROUTED) else hasattr(x, SHARES) and ROUTED
+
+
+def mark_among(values: Any) -> Any:
+    """The same of values, also in lists."""
+    if isinstance(values, (tuple, list)):
+        found = {mark for each in values if (mark := mark_among(each))}
+        return next((each for each in (OF_LAYER, WEIGHTS, ROUTED) if each in found), False)
+    return mark_of(values)
 
 
 def any_weights(values: Any) -> bool:
@@ -323,17 +435,19 @@ def any_weights(values: Any) -> bool:
         return any(map(any_weights, values))
     if not is_tensor(values):
         return False
-    return _reaches(values, WEIGHTS) if values.requires_grad else getattr(values, FROM_INPUT, None) == WEIGHTS
+    if values.requires_grad:
+        return _reaches(values, WEIGHTS)
+    return getattr(values, FROM_INPUT, None) in (WEIGHTS, OF_LAYER)
 
 
 def _reaches(x: Tensor, mark: str) -> bool:
     """Whether a tensor is what a marked node has made, in another shape or another precision, scaled, normalised,
     shifted by a constant, or written into in part; or a sum of such tensors alone, as of differential attention."""
-    return _leads(x.grad_fn, mark, [MOST_SUMS])
+    return bool(_leads(x.grad_fn, mark, [MOST_SUMS]))
 
 
-def _leads(node: Any, mark: str, sums: list[int]) -> bool:
-    """The same of what a node has made; ``sums`` are still looked at."""
+def _leads(node: Any, mark: str, sums: list[int]) -> Any:
+    """The same of what a node has made, as the mark there; ``sums`` are still looked at."""
     waiting: list[Any] = [node]
     allowed = MOVES | SCALES | WRITES | CHOICES | NORMS | {OWN} | (TOTALS if mark == ATTENDED else frozenset())
     for _ in range(FARTHEST):
@@ -343,16 +457,17 @@ def _leads(node: Any, mark: str, sums: list[int]) -> bool:
         if node is None:
             continue
         if mark in node.metadata:
-            return True
+            return node.metadata[mark]
         made_of: list[Any] = [child for child, _ in node.next_functions if child is not None]
         is_shifted = kind(node) in SUMS and len(made_of) == 1  # by a constant
         if kind(node) in SUMS and not is_shifted:
             sums[0] -= 1
-            if sums[0] >= 0 and all(_leads(child, mark, sums) for child in reversed(made_of)):
-                return True
+            found = [_leads(child, mark, sums) for child in reversed(made_of)] if sums[0] >= 0 else []
+            if found and all(found):
+                return found[0]
         elif kind(node) in SCALES and len(made_of) > 1:  # a gate may come first or second
-            if mark == WEIGHTS:  # which are as many after a gate as before
-                made_of = [child for child, at in node.next_functions if child and _shape(child, at) == _shape(node, 0)]
+            if mark in (WEIGHTS, ROUTED):  # which are as many after a gate as before
+                made_of = [child for child, at in node.next_functions if child and shape(child, at) == shape(node, 0)]
             waiting += made_of
         elif kind(node) == COPY:
             waiting += made_of[-1:]  # what was there before comes first
@@ -434,9 +549,12 @@ def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:
     if MIXED in node.metadata:  # of scores it is as a layer is
         return {OTHER}.union(*(_layers_behind(child, left) for child, _ in node.next_functions if of == SCORES))
     name = kind(node)
+    if name in SUMS and _pairs(node):  # of each place with each: of queries and of keys
+        return set().union(*(_layers_behind(child, left) for child, _ in node.next_functions))
     if name == "_Either" or LINEAR in node.metadata:
         if of == SCORES:  # a learned query makes them of its keys, which a layer may have made
-            return {node}.union(*(_layers_behind(child, left) for child, _ in node.next_functions))
+            behind: set[Any] = set().union(*(_layers_behind(child, left) for child, _ in node.next_functions))
+            return {node} if OTHER in behind else {node} | behind  # what gates a stream is none
         return set() if of == SUMMED else {node}
     if WEIGHTS in node.metadata:
         of = of or SCORES
@@ -446,9 +564,40 @@ def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:
     if name in SCALES and len(children) > 1 and SPREAD not in node.metadata:  # no gates of weights
         marks = WEIGHTS, SPREAD
         children = [each for each in children if any(_leads(each, mark, [MOST_SUMS]) for mark in marks)] or children
+        if of == SCORES:  # nor their temperature
+            children = [each for each in children if _is_product(each)] or children
     found = [_layers_behind(child, left, of) for child in children]
     together = set().union(*found)
     is_sum = of != SUMMED and name in SUMS and any(each not in (set(), together) for each in found)
     if is_sum and not (of == "" and _leads(node, WEIGHTS, [MOST_SUMS])):
         return set().union(*(_layers_behind(child, left, SUMMED) for child in children)) if of else {OTHER}
     return together
+
+
+def _pairs(node: Any) -> bool:
+    """Whether a sum is of each of some places with each of others, as a product of queries and keys is."""
+    edges = [edge for edge in node.next_functions if edge[0] is not None]
+    if len(edges) != 2:
+        return False
+    if all(kind(child) == "Unsqueeze" for child, _ in edges):
+        one, other = (child._saved_dim for child, _ in edges)
+        return bool(one != other)
+    after = shape(node, 0)
+    sizes = [(1,) * (len(after) - len(before)) + before for before in (shape(*edge) for edge in edges)]
+    return all(any(of < size for of, size in zip(each, after, strict=True)) for each in sizes)
+
+
+def _is_product(node: Any) -> bool:
+    """Whether a node gives products of queries and keys, in another shape, scaled, shifted or masked."""
+    waiting = [node]
+    for _ in range(FARTHEST):
+        if not waiting:
+            return False
+        node = waiting.pop()
+        if node is None or WIDTH in node.metadata:
+            continue
+        if kind(node) in PRODUCTS:
+            return True
+        if kind(node) in MOVES | SCALES | CHOICES | SUMS | {OWN} | TOTALS:
+            waiting += [child for child, _ in node.next_functions]
+    return False

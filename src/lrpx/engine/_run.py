@@ -554,11 +554,11 @@ class Run:
             made = [one for one, of in zip(made, made_of, strict=True) if _is_from_input(of)]
         found = [value for value in made if isinstance(value, Tensor) and not value.requires_grad]
         if found and _is_from_input(made_of) and not (name in CHOOSING and self._is_chosen_of_weight(out, made_of[0])):
-            is_weights = self.asks_for_places and _roles.any_weights(made_of)
+            mark = self.asks_for_places and _roles.mark_among(made_of)
             for value in found:
                 if any(value is each for each in made_of):  # changed in place: it may be there after the run
                     self._marked.append(value)
-                setattr(value, FROM_INPUT, _roles.WEIGHTS if is_weights else getattr(value, FROM_INPUT, True))
+                setattr(value, FROM_INPUT, mark or getattr(value, FROM_INPUT, True))
 
     def _is_chosen_of_weight(self, out: Tensor, table: Any) -> bool:
         """Whether numbers were chosen of a weight; vectors that are one-hot, or rows of a mask, are none."""

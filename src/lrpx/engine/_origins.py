@@ -1,0 +1,173 @@
+"""Where a dimension of a tensor comes from: places of the input, outputs of a layer, or what the model has stacked.
+
+Attention weighs places. A softmax also mixes experts, streams or the states of several layers, each place by itself,
+and its spelling is the same: what is summed over tells, followed back through the graph.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any, cast
+
+from lrpx.engine._nodes import kind
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from torch import Tensor
+
+PLACES, OUTPUTS, STACK, ROWS = "places", "outputs of a layer", "a stack", "rows of a batch"
+OWN = "lrpx own dimensions"
+"""What holds, at the node of a layer, which dimensions of its result are the weight's (the last is -1), and the node
+and the place there of its input."""
+LEAF = "AccumulateGrad"
+VIEWS = frozenset("View UnsafeView ReshapeAlias Reshape ViewAs Squeeze ToCopy Clone Alias".split())
+"""Nodes whose result has the same numbers in the same order."""
+VALUES = "lrpx values"
+"""What holds, at the node of an element-wise product with attention weights, what is weighed, as edges of the graph."""
+PRODUCTS = frozenset("Mm Bmm Baddbmm Addmm Addbmm".split())
+"""Nodes of these, the last two of what they are made of being the factors."""
+FARTHEST = 4096
+"""Nodes that are looked at on a way back."""
+
+
+def layer(out: Tensor, x: Tensor, own: Collection[int]) -> None:
+    """Note that ``out`` is what a layer has made of ``x``; some dimensions of it are the layer's ``own``."""
+    node: Any = out.grad_fn
+    if node is not None:
+        edge = (x.grad_fn, x.output_nr) if x.ndim == out.ndim and x.grad_fn is not None else None
+        node.metadata[OWN] = frozenset(own), edge
+
+
+def origin(x: Tensor, dim: int, *, through_products: bool = True) -> tuple[str, bool]:
+    """Where a dimension of a tensor comes from, ``""`` if that is not known, and whether it went through a layer that
+    made each of its places by itself, as values are made."""
+    return _origin(x.grad_fn, x.output_nr, dim % x.ndim, through_products, [FARTHEST])
+
+
+def at_product(x: Tensor, dim: int) -> int | None:
+    """Which dimension of a product with weights, counted from the last, became one of ``x``."""
+    node, at, dim = cast("Any", x.grad_fn), x.output_nr, dim % x.ndim
+    for _ in range(FARTHEST):
+        if VALUES in node.metadata:
+            return dim - len(shape(node, at))
+        ways = _ways(node, kind(node), shape(node, at), dim)
+        if len(ways) != 1:
+            return None
+        node, at, dim = ways[0]
+    return None
+
+
+def has_other_places(x: Tensor, dim: int) -> bool:
+    """Whether another dimension than this one has places."""
+    return any(origin(x, each)[0] == PLACES for each in range(x.ndim) if each != dim % x.ndim)
+
+
+def shape(node: Any, at: int) -> tuple[int, ...]:
+    """That of what a node of the graph gives."""
+    return tuple(node._input_metadata[at].shape)
+
+
+def _origin(node: Any, at: int, dim: int, products: bool, left: list[int]) -> tuple[str, bool]:
+    is_made = False
+    while node is not None and left[0] > 0:
+        left[0] -= 1
+        after = shape(node, at)
+        if OWN in node.metadata:
+            own, edge = node.metadata[OWN]
+            if dim - len(after) in own:
+                return OUTPUTS, is_made
+            if edge is None:
+                return "", True
+            (node, at), is_made = edge, True
+            continue
+        name = kind(node)
+        if name == LEAF:
+            return _of_leaf(dim, len(after)), is_made
+        if name in PRODUCTS and not products:
+            return "", is_made
+        if name.startswith("GridSampler") and dim > 1:  # places of the map that it reads
+            return PLACES, True
+        if name in ("Stack", "Unsqueeze") and _saved(node, len(after)) == dim:
+            return STACK, is_made
+        ways = _ways(node, name, after, dim)
+        if not ways:
+            return "", is_made
+        if len(ways) > 1:  # put together: places, if one of them is
+            found = [_origin(*way, products, left) for way in ways]
+            first = next((each for each in (PLACES, STACK, OUTPUTS) if any(each == one for one, _ in found)), "")
+            return first, is_made or any(made for one, made in found if one == first)
+        node, at, dim = ways[0]
+    return "", is_made
+
+
+def _of_leaf(dim: int, dims: int) -> str:
+    """Of ``[batch, …]``, ``[batch, places, features]``, or ``[batch, channels, …]``."""
+    if dim == 0:
+        return ROWS
+    return OUTPUTS if dim == (1 if dims > 3 else dims - 1) else PLACES
+
+
+def _ways(node: Any, name: str, after: tuple[int, ...], dim: int) -> list[tuple[Any, int, int]]:
+    """Of what a node is made that has the dimension, and which it is there."""
+    edges = node.metadata.get(VALUES) or [edge for edge in node.next_functions if edge[0] is not None]
+    if name == "Permute":
+        return [(*edges[0], node._saved_dims[dim] % len(after))]
+    if name in ("Transpose", "T"):
+        one, other = (-2 % len(after), len(after) - 1) if name == "T" else (node._saved_dim0, node._saved_dim1)
+        one, other = (dimension(each, len(after)) for each in (one, other))
+        return [(*edges[0], {one: other, other: one}.get(dim, dim))]
+    if name in ("Stack", "Unsqueeze"):
+        return [(*edges[0], dim - (dim > _saved(node, len(after))))]
+    if name in ("Select", "Unbind"):
+        return [(*edges[0], dim + (dim >= _saved(node, len(after) + 1)))]
+    if name == "Cat" and _saved(node, len(after)) == dim:
+        return [(*edge, dim) for edge in edges]
+    if name in VIEWS:
+        return [(*edges[0], each) for each in _before(shape(*edges[0]), after, dim)]
+    if name in PRODUCTS:
+        factor = node.next_functions[-1 if dim == len(after) - 1 else -2]
+        return [(*factor, dim)] if factor[0] is not None and len(shape(*factor)) == len(after) else []
+    if name.startswith("ScaledDotProduct"):
+        factor = node.next_functions[2 if dim == len(after) - 1 else 0]
+        return [(*factor, dim)] if factor[0] is not None else []
+    if name in ("Sum", "Mean") and len(edges) == 1:
+        before = shape(*edges[0])
+        if len(before) != len(after):
+            summed = {dimension(each, len(before)) for each in node._saved_dim}
+            return [(*edges[0], [each for each in range(len(before)) if each not in summed][dim])]
+    return _aligned(edges, after, dim)
+
+
+def _aligned(edges: list[tuple[Any, int]], after: tuple[int, ...], dim: int) -> list[tuple[Any, int, int]]:
+    """The same of an element-wise operation: the oldest tensor that is as large there, or any that is there."""
+    found = []
+    for node, at in edges:
+        before = shape(node, at)
+        there = dim - len(after) + len(before)
+        if there >= 0:
+            found.append((before[there] != after[dim], node._sequence_nr(), node, at, there))
+    return [min(found, key=lambda each: each[:2])[2:]] if found else []
+
+
+def _before(before: tuple[int, ...], after: tuple[int, ...], dim: int) -> list[int]:
+    """Which dimensions of one shape became one of another, with the numbers in the same order."""
+    start, end = prod(after[: dim + 1]), prod(after[:dim])  # how many blocks there are behind it, and before it
+    found, blocks = [], 1
+    for each, size in enumerate(before):
+        if size > 1 and blocks < start and blocks * size > end:
+            found.append(each)
+        blocks *= size
+    if found or after[dim] != 1:
+        return found
+    nth = sum(after[each] == 1 and prod(after[:each]) == end for each in range(dim))
+    return [each for each, size in enumerate(before) if size == 1 and prod(before[:each]) == end][nth : nth + 1]
+
+
+def _saved(node: Any, dims: int) -> int:
+    return dimension(node._saved_dim, dims)
+
+
+def dimension(dim: int, dims: int) -> int:
+    """One that a node has saved, as an index from the first; torch gives a negative one without its sign."""
+    return (dim - (1 << 64) if dim >= 1 << 63 else dim) % dims
