@@ -14,6 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch._guards import detect_fake_mode
 
 from lrpx import _kernels, rules
 from lrpx._kinds import rule_name
@@ -196,6 +197,8 @@ def _are_shares(weights: Tensor, dim: int) -> bool:
     if weights.ndim < -dim:
         return False
     if weights.grad_fn is None:
+        if detect_fake_mode((weights,)) is not None:  # compiled, where a router's numbers are not known
+            return False
         return sums_to_one(weights, dim)
     return _origins.origin(weights, dim, through_products=False) == (_origins.OUTPUTS, False)
 
