@@ -674,3 +674,51 @@ def test_experts_by_grouped_products_have_another_way(recorded, capfd):
     model.set_experts_implementation("batched_mm")
     plain, compiled = (Explainer(model, compile=each)([3, 14, 15]) for each in (False, True))
     assert_same(compiled, plain, 1e-4)
+
+
+class Weighing(nn.Module):
+    """Attention over 16 places whose weights are no products."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.words, self.head, self.kind = nn.Embedding(20, 8), nn.Linear(8, 20), kind
+        self.w, self.v, self.o = nn.Linear(8, 16), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.table, self.heads = nn.Parameter(torch.randn(16, 16)), nn.Linear(2, 2)
+
+    def get_input_embeddings(self):
+        return self.words
+
+    def forward(self, input_ids, attention_mask=None):
+        x = self.words(input_ids)
+        v, made = self.v(x), self.w(x)
+        if self.kind == "by a layer":
+            out = made.softmax(-1) @ v
+        elif self.kind == "by a layer, summed":
+            out = (made.softmax(-1)[..., None] * v[:, None]).sum(2)
+        elif self.kind == "constants":
+            out = self.table.softmax(-1) @ v
+        else:
+            q, k = made.unflatten(-1, (2, 2, 4)).unbind(2)
+            weights = torch.einsum("bqhd,bkhd->bqkh", q, k).softmax(2)
+            out = torch.einsum("bqkh,bkhd->bqhd", self.heads(weights), v.unflatten(-1, (2, 4))).flatten(2)
+        return self.head(x + self.o(out))
+
+
+@pytest.mark.parametrize("method", ["attnlrp-vit", "lrp-vit"])
+@pytest.mark.parametrize("kind", ["by a layer", "by a layer, summed", "constants", "heads that a layer mixes"])
+def test_weights_without_a_gradient_are_attention_in_a_trace(recorded, kind, method):
+    """Along what they sum to one was asked of tensors of the trace: "gives other numbers", "cannot be compiled"."""
+    torch.manual_seed(0)
+    model, ids = Weighing(kind).double().eval(), list(range(2, 18))
+    plain, compiled = (Explainer(model, task=Task.CAUSAL, compile=each)(ids, method=method) for each in (False, True))
+    assert_same(compiled, plain, 1e-9)
+
+
+def test_a_mixture_of_experts_with_rules_by_place(recorded):
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = MixtralConfig(**sizes, num_key_value_heads=2, vocab_size=32, num_local_experts=4, pad_token_id=None)
+    model = MixtralForCausalLM(config).eval()
+    model.set_experts_implementation("batched_mm")
+    for ids in ([3, 14, 15], [9, 3, 2, 7]):
+        plain, compiled = (Explainer(model, compile=each)(ids, method="lrp-vit") for each in (False, True))
+        assert_same(compiled, plain, 1e-4)

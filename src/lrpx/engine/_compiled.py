@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lrpx import _kernels
 from lrpx._modules import named_modules
 from lrpx._progress import waiting
+from lrpx.engine import _roles
 from lrpx.engine._places import Source
 from lrpx.engine._settings import Same, Settings
 from lrpx.engine._trace import Trace
@@ -206,10 +207,11 @@ def _checked(call: _Call) -> _Pass:
     Raises:
         ModelError: it cannot be made, or gives other numbers.
     """
-    with call.forward(call.given) as (trace, logits):
+    answers: list[Any] = []
+    with _roles.asking(answers), call.forward(call.given) as (trace, logits):
         seed = torch.arange(logits.numel(), device=logits.device).cos().to(logits.dtype).view_as(logits)
         plain = _numbers(trace, logits, seed, call.paths)
-    found = _made(call, seed)
+    found = _made(call, seed, answers)
     for one, other in zip(plain, _numbers(*found(call.tensors), seed, call.paths), strict=True):
         size = float(one.masked_fill(~one.isfinite(), 0.0).abs().max())
         tolerance = TOLERANCE.get(logits.dtype, 0.1) * size
@@ -230,12 +232,12 @@ def _numbers(trace: Trace, logits: Tensor, seed: Tensor, paths: frozenset[str]) 
     return [logits.detach(), *(s.value.detach() for s in sources), *map(trace.source_gradient, sources)]
 
 
-def _made(call: _Call, seed: Tensor) -> _Pass:
+def _made(call: _Call, seed: Tensor, answers: Sequence[Any]) -> _Pass:
     kept: list[tuple[tuple[str, ...], bool]] = []
 
     def joint(*tensors: Tensor) -> list[Tensor]:
         own, given = call.with_tensors(tensors[:-1])
-        with _Swapped(own), call.forward(given) as (trace, logits):
+        with _Swapped(own), _roles.asking(iter(answers)), call.forward(given) as (trace, logits):
             sources = _recorded(trace, call.paths)
             kept[:] = [(source.paths, source.ids is not None) for source in sources]
             leaves = [source.value for source in sources]
