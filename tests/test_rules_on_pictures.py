@@ -590,6 +590,32 @@ def attended_states(m: Roles, x: torch.Tensor) -> torch.Tensor:
     return x + m.o((m.w(torch.tanh(m.u(both))).softmax(1) * both).sum(1, keepdim=True))
 
 
+def neighbours(x: torch.Tensor, spelled: str) -> torch.Tensor:
+    """Those of each place, ``[B, T, 3, d]``."""
+    padded = torch.nn.functional.pad(x, (0, 0, 1, 1))
+    if spelled == "rolled":
+        return torch.stack([x.roll(i, 1) for i in (1, 0, -1)], 2)
+    if spelled == "unfolded":
+        return padded.unfold(1, 3, 1).mT
+    cut = [padded[:, i : i + 5] for i in range(3)]
+    return torch.stack(cut, 2) if spelled == "stacked" else torch.cat([each[:, :, None] for each in cut], 2)
+
+
+def of_neighbours(m: Roles, x: torch.Tensor, spelled: str) -> torch.Tensor:
+    k, v = neighbours(m.k(x), spelled), neighbours(m.v(x), spelled)
+    return x + m.o(((m.q(x)[:, :, None] * k).sum(-1).softmax(-1)[..., None] * v).sum(2))
+
+
+def dynamic_convolution(m: Roles, x: torch.Tensor, spelled: str, heads: int) -> torch.Tensor:
+    weights, v = m.w(x).unflatten(-1, (heads, 3)).softmax(-1), neighbours(m.v(x), spelled).unflatten(-1, (heads, -1))
+    return x + m.o(torch.einsum("bthk,btkhd->bthd", weights, v).flatten(2))
+
+
+def slots(m: Roles, x: torch.Tensor) -> torch.Tensor:
+    shares = m.w(x).softmax(-1) + 1e-8
+    return m.o((shares / shares.sum(1, keepdim=True)).mT @ m.v(x))
+
+
 ROLES = {  # the model, the outputs of w and u, and the layers into attention; the one out of it is o
     "a layer makes the weights": (partial(synthesized, heads=2), 10, 8, "wv"),
     "a layer makes the weights of one head": (synthesized_by_one_head, 5, 8, "wuv"),
@@ -608,6 +634,13 @@ ROLES = {  # the model, the outputs of w and u, and the layers into attention; t
     "streams": (streams, 8, 8, "qkv"),
     "experts of one layer": (stacked_experts, 2, 8, "qkv"),
     "features, then pooled": (gated_features, 8, 8, "qkv"),
+    **{
+        f"neighbours, {spelled}": (partial(of_neighbours, spelled=spelled), 1, 8, "qkv")
+        for spelled in ("stacked", "put together", "rolled", "unfolded")
+    },
+    "dynamic convolution": (partial(dynamic_convolution, spelled="unfolded", heads=2), 6, 8, "wv"),
+    "dynamic convolution, one head": (partial(dynamic_convolution, spelled="stacked", heads=1), 3, 8, "wv"),
+    "slots": (slots, 3, 8, "wv"),
     "stacked states without places": (attended_states, 1, 8, "qkwu"),
 }
 

@@ -27,6 +27,10 @@ VALUES = "lrpx values"
 """What holds, at the node of an element-wise product with attention weights, what is weighed, as edges of the graph."""
 PRODUCTS = frozenset("Mm Bmm Baddbmm Addmm Addbmm".split())
 """Nodes of these, the last two of what they are made of being the factors."""
+PUT_BESIDE = frozenset("ConstantPadNd Cat Clone Alias".split())
+PARTS = PUT_BESIDE | frozenset("Slice Select Unbind Split SplitWithSizes UnsafeSplit Narrow Roll".split())
+"""Nodes whose result is some of the numbers of what they are made of, cut or shifted along a dimension, or constants
+beside them."""
 FARTHEST = 4096
 """Nodes that are looked at on a way back."""
 
@@ -88,9 +92,13 @@ def _origin(node: Any, at: int, dim: int, products: bool, left: list[int]) -> tu
             return "", is_made
         if name.startswith("GridSampler") and dim > 1:  # places of the map that it reads
             return PLACES, True
-        if name in ("Stack", "Unsqueeze") and _saved(node, len(after)) == dim:
-            return STACK, is_made
-        ways = _ways(node, name, after, dim)
+        if name in ("Stack", "Unsqueeze", "Cat") and _saved(node, len(after)) == dim:
+            ways = _windows(node, name, len(after), dim)
+            if name != "Cat" and not ways:
+                return STACK, is_made
+        else:
+            ways = []
+        ways = ways or _ways(node, name, after, dim)
         if not ways:
             return "", is_made
         if len(ways) > 1:  # put together: places, if one of them is
@@ -121,6 +129,9 @@ def _ways(node: Any, name: str, after: tuple[int, ...], dim: int) -> list[tuple[
         return [(*edges[0], dim - (dim > _saved(node, len(after))))]
     if name in ("Select", "Unbind"):
         return [(*edges[0], dim + (dim >= _saved(node, len(after) + 1)))]
+    if name == "Unfold":  # its windows are last
+        along = dimension(node._saved_dimension, len(after) - 1)
+        return [(*edges[0], along if dim == len(after) - 1 else dim)]
     if name == "Cat" and _saved(node, len(after)) == dim:
         return [(*edge, dim) for edge in edges]
     if name in VIEWS:
@@ -137,6 +148,37 @@ def _ways(node: Any, name: str, after: tuple[int, ...], dim: int) -> list[tuple[
             summed = {dimension(each, len(before)) for each in node._saved_dim}
             return [(*edges[0], [each for each in range(len(before)) if each not in summed][dim])]
     return _aligned(edges, after, dim)
+
+
+def _windows(node: Any, name: str, dims: int, dim: int) -> list[tuple[Any, int, int]]:
+    """What tensors that are stacked are parts of, if it is one, and along which of its dimensions they were cut or
+    shifted, as the neighbours of each place."""
+    edges = [edge for edge in node.next_functions if edge[0] is not None]
+    if name == "Cat":
+        if any(kind(each) != "Unsqueeze" or _saved(each, dims) != dim for each, _ in edges):
+            return []
+        edges = [each.next_functions[0] for each, _ in edges]
+    found = [_uncut(*edge) for edge in edges]
+    dims_of = sorted({each for _, cut in found for each in cut})
+    return [(*found[0][0], each) for each in dims_of] if len({end for end, _ in found}) == 1 else []
+
+
+def _uncut(node: Any, at: int) -> tuple[tuple[Any, int], set[int]]:
+    """What a tensor is a part of, which is padded at most, and along which dimensions of that it was cut or shifted."""
+    cut: set[int] = set()
+    while kind(node) in PARTS:
+        edges = [edge for edge in node.next_functions if edge[0] is not None]
+        if len(edges) != 1:  # put together
+            break
+        name, dims = kind(node), len(shape(*edges[0]))
+        if name in ("Select", "Unbind"):
+            cut = {each + (each >= _saved(node, dims)) for each in cut}
+        if name == "Roll":
+            cut |= {dimension(each, dims) for each in node._saved_dims}
+        elif name not in PUT_BESIDE:
+            cut.add(_saved(node, dims))
+        node, at = edges[0]
+    return (node, at), cut
 
 
 def _aligned(edges: list[tuple[Any, int]], after: tuple[int, ...], dim: int) -> list[tuple[Any, int, int]]:

@@ -197,9 +197,12 @@ def _are_shares(weights: Tensor, dim: int) -> bool:
     """Whether a dimension of weights is the one that their softmax is along."""
     if weights.ndim < -dim:
         return False
-    if weights.grad_fn is None:
-        return sums_to_one(weights, dim)
-    return _origins.origin(weights, dim, through_products=False) == (_origins.OUTPUTS, False)
+    if weights.grad_fn is not None and _origins.origin(weights, dim, through_products=False) == (
+        _origins.OUTPUTS,
+        False,
+    ):
+        return True
+    return sums_to_one(weights, dim)
 
 
 def _is_made_of_places(values: Tensor, dim: int) -> bool:
