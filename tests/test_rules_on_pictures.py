@@ -579,6 +579,28 @@ def stacked_experts(m: Roles, x: torch.Tensor) -> torch.Tensor:
     return x + (m.w(x).softmax(-1)[:, :, None] @ made)[:, :, 0]
 
 
+def repeated_tokens(m: Roles, x: torch.Tensor) -> torch.Tensor:
+    """Experts, each of its own tokens, which come twice."""
+    x = x + attention(m, x)
+    shares, chosen = m.w(x[0]).softmax(-1).topk(2)
+    shares, tokens = shares / shares.sum(-1, keepdim=True), x[0].repeat_interleave(2, 0)
+    made = torch.zeros_like(tokens)
+    for i, expert in enumerate((m.u, m.last, m.into[0])):
+        made[chosen.flatten() == i] = expert(tokens[chosen.flatten() == i])
+    return x + (made.view(5, 2, 8) * shares[..., None]).sum(1)
+
+
+def dispatched_tokens(m: Roles, x: torch.Tensor) -> torch.Tensor:
+    """Experts, each of as many places as there are tokens, into which one-hot rows move these."""
+    x = x + attention(m, x)
+    shares = m.w(x).softmax(-1)
+    chosen = torch.nn.functional.one_hot(shares.argmax(-1), 3)
+    place = torch.nn.functional.one_hot((chosen.cumsum(1) * chosen - 1).clamp(min=0), 5) * chosen[..., None]
+    made = torch.einsum("btec,btd->ebcd", place.to(x.dtype), x)
+    made = torch.stack([expert(each) for expert, each in zip((m.u, m.last, m.into[0]), made, strict=True)])
+    return x + torch.einsum("btec,ebcd->btd", shares[..., None] * place, made)
+
+
 def gated_features(m: Roles, x: torch.Tensor) -> torch.Tensor:
     x = x + attention(m, x)
     return x + (m.w(x).softmax(-1) * m.u(x)).mean(1, keepdim=True)
@@ -633,6 +655,8 @@ ROLES = {  # the model, the outputs of w and u, and the layers into attention; t
     },
     "streams": (streams, 8, 8, "qkv"),
     "experts of one layer": (stacked_experts, 2, 8, "qkv"),
+    "experts of repeated tokens": (repeated_tokens, 3, 8, "qkv"),
+    "experts of dispatched tokens": (dispatched_tokens, 3, 8, "qkv"),
     "features, then pooled": (gated_features, 8, 8, "qkv"),
     **{
         f"neighbours, {spelled}": (partial(of_neighbours, spelled=spelled), 1, 8, "qkv")

@@ -27,6 +27,11 @@ VALUES = "lrpx values"
 """What holds, at the node of an element-wise product with attention weights, what is weighed, as edges of the graph."""
 PRODUCTS = frozenset("Mm Bmm Baddbmm Addmm Addbmm".split())
 """Nodes of these, the last two of what they are made of being the factors."""
+CHOSEN = frozenset(
+    """Index IndexPut IndexSelect IndexCopy IndexAdd Gather Scatter ScatterAdd ScatterReduce Take MaskedScatter
+    MaskedSelect Topk Sort CopySlices RepeatInterleave""".split()
+)
+"""Nodes whose result was chosen, or put together, by indices."""
 PUT_BESIDE = frozenset("ConstantPadNd Cat Clone Alias".split())
 PARTS = PUT_BESIDE | frozenset("Slice Select Unbind Split SplitWithSizes UnsafeSplit Narrow Roll".split())
 """Nodes whose result is some of the numbers of what they are made of, cut or shifted along a dimension, or constants
@@ -43,10 +48,10 @@ def layer(out: Tensor, x: Tensor, own: Collection[int]) -> None:
         node.metadata[OWN] = frozenset(own), edge
 
 
-def origin(x: Tensor, dim: int, *, through_products: bool = True) -> tuple[str, bool]:
+def origin(x: Tensor, dim: int, *, through_products: bool = True, chosen: bool = True) -> tuple[str, bool]:
     """Where a dimension of a tensor comes from, ``""`` if that is not known, and whether it went through a layer that
-    made each of its places by itself, as values are made."""
-    return _origin(x.grad_fn, x.output_nr, dim % x.ndim, through_products, [FARTHEST])
+    made each of its places by itself, as values are made. ``chosen``: also where indices chose, as for experts."""
+    return _origin(x.grad_fn, x.output_nr, dim % x.ndim, through_products, chosen, [FARTHEST])
 
 
 def at_product(x: Tensor, dim: int) -> int | None:
@@ -72,7 +77,7 @@ def shape(node: Any, at: int) -> tuple[int, ...]:
     return tuple(node._input_metadata[at].shape)
 
 
-def _origin(node: Any, at: int, dim: int, products: bool, left: list[int]) -> tuple[str, bool]:
+def _origin(node: Any, at: int, dim: int, products: bool, chosen: bool, left: list[int]) -> tuple[str, bool]:
     is_made = False
     while node is not None and left[0] > 0:
         left[0] -= 1
@@ -90,6 +95,8 @@ def _origin(node: Any, at: int, dim: int, products: bool, left: list[int]) -> tu
             return _of_leaf(dim, len(after)), is_made
         if name in PRODUCTS and not products:
             return "", is_made
+        if name in CHOSEN and not chosen:
+            return "", is_made
         if name.startswith("GridSampler") and dim > 1:  # places of the map that it reads
             return PLACES, True
         if name in ("Stack", "Unsqueeze", "Cat") and _saved(node, len(after)) == dim:
@@ -102,7 +109,7 @@ def _origin(node: Any, at: int, dim: int, products: bool, left: list[int]) -> tu
         if not ways:
             return "", is_made
         if len(ways) > 1:  # put together: places, if one of them is
-            found = [_origin(*way, products, left) for way in ways]
+            found = [_origin(*way, products, chosen, left) for way in ways]
             first = next((each for each in (PLACES, STACK, OUTPUTS) if any(each == one for one, _ in found)), "")
             return first, is_made or any(made for one, made in found if one == first)
         node, at, dim = ways[0]

@@ -202,12 +202,12 @@ def _are_shares(weights: Tensor, dim: int) -> bool:
         False,
     ):
         return True
-    return sums_to_one(weights, dim)
+    return sums_to_one(weights, dim, may_move=False)
 
 
 def _is_made_of_places(values: Tensor, dim: int) -> bool:
-    """Whether a layer has made something of each place along a dimension."""
-    return values.grad_fn is not None and _origins.origin(values, dim) == (_origins.PLACES, True)
+    """Whether a layer has made something of each place along a dimension, and no expert of those chosen for it."""
+    return values.grad_fn is not None and _origins.origin(values, dim, chosen=False) == (_origins.PLACES, True)
 
 
 def multiplied(name: str, out: Any, given: Sequence[Any]) -> None:
@@ -340,9 +340,10 @@ def are_mixed(out: Tensor) -> bool:
     return node is not None and node.metadata.get(WEIGHTS) == MIXED
 
 
-def sums_to_one(weights: Tensor, dim: int) -> bool:
-    """Whether a softmax is along a dimension; an empty row has nothing."""
-    answers, what = _ASKED.get(), (weights.shape, dim)
+def sums_to_one(weights: Tensor, dim: int, *, may_move: bool = True) -> bool:
+    """Whether a softmax is along a dimension; an empty row has nothing. ``may_move``: also where each row has but one,
+    as the places where experts find their tokens."""
+    answers, what = _ASKED.get(), (weights.shape, dim, may_move)
     if answers is not None and not isinstance(answers, list):
         before, found = next(answers, (None, False))
         if before != what:
@@ -350,6 +351,8 @@ def sums_to_one(weights: Tensor, dim: int) -> bool:
         return bool(found)
     total = weights.detach().sum(dim)
     found = bool((((total - 1).abs() < NEARLY_ONE) | (total == 0)).all())
+    if found and not may_move:
+        found = not bool((weights == 0).any() and ((weights == 0) | (weights == 1)).all())
     if answers is not None:
         answers.append((what, found))
     return found
