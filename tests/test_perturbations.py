@@ -328,6 +328,19 @@ def test_a_model_that_makes_something_else_of_embeddings():
     )
 
 
+@pytest.mark.parametrize("rows", [[[8, 9], IDS, [4, 11, 20, 3]], [[8, 9], [4, 11, 20, 3]]])
+def test_so_it_is_of_any_of_several_texts(rows):
+    """A classifier that looks for padding in the ids read the last token but one of the third, whose end is padding
+    too, and the end itself where it was given embeddings; only the shortest text was tried."""
+    model = BoundModel(tiny.llama_classifier(pad_token_id=3, eos_token_id=3))
+    questions = asked(model, rows)
+    sets = [np.eye(len(row), dtype=bool)[:1] for row in rows]
+    with pytest.raises(ModelError, match=r"makes .* of its own embeddings and .* of the ids"):
+        outputs(model, questions, model.ask(questions), sets, perturbation=Perturbation("zero-embedding"))
+    some = asked(model, rows[:-1])
+    outputs(model, some, model.ask(some), sets[:-1], perturbation=Perturbation("zero-embedding"))
+
+
 def test_the_rounding_of_a_batch_is_no_other_embedding():
     """What a text's value is in a padded batch may differ from the text's alone by more than a few last digits."""
     model = BoundModel(models.tiny_llama().float())

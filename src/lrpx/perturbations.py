@@ -302,7 +302,7 @@ def outputs(
         perturbation.refuse(model, questions, i, each)
     places, jobs = _different(hidden)
     if perturbation.how == "zero-embedding":
-        _refuse_other_embeddings(model, resolved, answers, batch_size)
+        _refuse_other_embeddings(model, resolved, answers)
     # rows of like length run together, whether with their hidden tokens or without
     jobs_order = sorted(
         range(len(jobs)), key=lambda job: (resolved.row_of(jobs[job][0]).lengths, int(jobs[job][1].sum()))
@@ -410,18 +410,19 @@ def _embeddings(model: BoundModel, row: Row) -> Tensor:
     return found.cpu()
 
 
-def _refuse_other_embeddings(model: BoundModel, questions: Questions, answers: Answers, batch_size: int) -> None:
-    """Refuse a model that makes something else of its own embeddings than of the ids.
+def _refuse_other_embeddings(model: BoundModel, questions: Questions, answers: Answers) -> None:
+    """Refuse a model that makes something else of its own embeddings than of the ids, of whichever question: it may
+    look for padding or an end in these, which not every text has.
 
     Raises:
-        ModelError: the value of the shortest text moves though nothing is hidden.
+        ModelError: a value moves though nothing is hidden.
     """
-    shortest = min(range(len(questions)), key=lambda i: sum(questions.row_of(i).lengths))
-    alone = questions.alone([shortest])
+    single = questions.alone(range(len(questions)))
+    made = {each.row: _embeddings(model, questions.rows[each.row]) for each in questions.asked}
+    given = [made[each.row] for each in questions.asked]
     try:
-        given = [_embeddings(model, alone.rows[0])]
-        value = float(model.values(alone, embeddings=given, batch_size=batch_size)[0])
-        wanted = float(model.values(alone, batch_size=batch_size)[0])  # alone, too: a batch would round otherwise
+        values = model.values(single, embeddings=given, batch_size=1)
+        wanted = model.values(single, batch_size=1)  # alone, too: a batch would round otherwise
     except (ValueError, TypeError, RuntimeError, IndexError, AttributeError) as error:
         if isinstance(error, ModelError):
             raise
@@ -430,9 +431,12 @@ def _refuse_other_embeddings(model: BoundModel, questions: Questions, answers: A
             "perturbation, such as attention-mask"
         ) from error
     lost = torch.finfo(tasks.first_weight(model.module).dtype).eps
-    size = float(answers.logits[shortest].masked_fill(answers.logits[shortest].isinf(), 0.0).abs().max())
-    if abs(value - wanted) > _SAME * lost * max(size, 1.0):
+    sizes = answers.logits.masked_fill(answers.logits.isinf(), 0.0).abs().amax(-1).clamp(min=1.0)
+    moved = ((values - wanted).abs() > _SAME * lost * sizes.to(values.dtype)).nonzero().flatten().tolist()
+    if moved:
+        value, other = float(values[moved[0]]), float(wanted[moved[0]])
         raise ModelError(
-            f"{type(model.module).__name__} makes {value:.6g} of its own embeddings and {wanted:.6g} of the ids, so a "
+            f"{type(model.module).__name__} makes {value:.6g} of its own embeddings and {other:.6g} of the ids, so a "
             "hidden embedding would say nothing; use another perturbation, such as attention-mask"
+            f"{questions.row_of(moved[0]).where}"
         )
