@@ -341,6 +341,21 @@ def test_so_it_is_of_any_of_several_texts(rows):
     outputs(model, some, model.ask(some), sets[:-1], perturbation=Perturbation("zero-embedding"))
 
 
+def test_padding_in_the_place_of_the_token_that_is_read_is_refused(monkeypatch):
+    """It stands before an end that is padding too: with padding in its place the token before it is read."""
+    with_token("pad", monkeypatch)
+    model = BoundModel(tiny.llama_classifier(pad_token_id=0, eos_token_id=0))
+    questions = asked(model, [[4, 11, 20, 0]])
+    full, hidden = model.ask(questions), np.eye(4, dtype=bool)
+    for place in (2, 3):
+        with pytest.raises(InputError, match="may look for its last token by the padding, which pad would put there"):
+            outputs(model, questions, full, [hidden[[place]]], perturbation=Perturbation("pad"))
+    found = outputs(model, questions, full, [hidden[:2]], perturbation=Perturbation("pad"))
+    with torch.no_grad():
+        for value, ids in zip(found[0], ([0, 11, 20, 0], [4, 0, 20, 0]), strict=True):
+            near(value, float(model.module(torch.tensor([ids])).logits[0, 2]))
+
+
 def test_the_rounding_of_a_batch_is_no_other_embedding():
     """What a text's value is in a padded batch may differ from the text's alone by more than a few last digits."""
     model = BoundModel(models.tiny_llama().float())

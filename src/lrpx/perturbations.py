@@ -222,7 +222,9 @@ class Perturbation:
                 f"specials=True for special tokens{row.where}"
             )
         read_last = model.task.reads == "whole" and self._token(model) == model.pad_id is not None
-        if read_last and hidden[:, -1].any():
+        # texts may end with it, where it is their end, too
+        end = next((at for at, each in reversed([*enumerate(row.tokens.ids)]) if each != model.pad_id), 0)
+        if read_last and hidden[:, [end, -1]].any():
             raise InputError(
                 f"{type(model.module).__name__} may look for its last token by the padding, which {self.how} would put "
                 f"there; use another perturbation, such as attention-mask{row.where}"
