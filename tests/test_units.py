@@ -13,6 +13,8 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     DeepseekV3Config,
+    FunnelConfig,
+    FunnelForMaskedLM,
     Llama4TextConfig,
     MBartConfig,
     MBartForConditionalGeneration,
@@ -1581,3 +1583,82 @@ def test_a_decoder_that_reads_itself_and_the_encoder_at_once_has_keys_of_both() 
                 model.get_parameter(f"{place.path}.weight").zero_()
             assert torch.allclose(changed, model(**inputs).logits)
         model = tiny_model(t5gemma)
+
+
+class Branches(nn.Module):
+    """An attention and an MLP of some width, each beside a stream."""
+
+    def __init__(self, wide: int, latent: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(wide, wide) for _ in range(4))
+        self.up, self.down = nn.Linear(wide, latent), nn.Linear(latent, wide)
+
+    def forward(self, x: Tensor, read: Tensor | None = None) -> Tensor:
+        read = x if read is None else read
+        q, k, v = (
+            matrix(each).unflatten(-1, (2, -1)).transpose(1, 2)
+            for matrix, each in ((self.q, x), (self.k, read), (self.v, read))
+        )
+        x = x + self.o((torch.softmax(q @ k.mT, -1) @ v).transpose(1, 2).flatten(2))
+        return x + self.down(nn.functional.gelu(self.up(x)))  # type: ignore[no-any-return]
+
+
+class WithSecondStream(nn.Module):
+    """A narrow stream and a wide one in each layer, of which it gives the narrow one first, as TNT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow, self.wide, self.join = Branches(8, 12), Branches(16, 24), nn.Linear(8, 16)
+
+    def forward(self, x: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.narrow(x)
+        return x, self.wide(wide + self.join(x))
+
+
+class OfManyStreams(nn.Module):
+    """Layers in a list of lists before those of a list; layers of two streams; or latents that read the tokens."""
+
+    def __init__(self, how: str, latents: int = 7) -> None:
+        super().__init__()
+        self.how = how
+        self.table, self.head, self.first = nn.Embedding(31, 16), nn.Linear(16, 31), nn.Linear(16, 8)
+        self.latents = nn.Parameter(torch.randn(1, latents, 16))
+        self.blocks = nn.ModuleList(nn.ModuleList([Branches(16, 24)]) for _ in range(2 * (how == "lists")))
+        self.layers = nn.ModuleList(WithSecondStream() if how == "two" else Branches(16, 24) for _ in range(2))
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.table
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.table(input_ids)
+        if self.how == "latents":
+            tokens, x = x, self.latents.expand(len(x), -1, -1)
+            for layer in self.layers:
+                x = layer(x, tokens)
+            return self.head(x.mean(1))  # type: ignore[no-any-return]
+        if self.how == "two":
+            both = self.first(x), x
+            for layer in self.layers:
+                both = layer(*both)
+            return self.head(both[1])  # type: ignore[no-any-return]
+        for (layer,) in self.blocks:
+            x = layer(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def funnel() -> nn.Module:
+    config = FunnelConfig(vocab_size=31, block_sizes=[1, 1], num_decoder_layers=1, d_model=16, n_head=4, d_head=4)
+    return tiny.build(FunnelForMaskedLM, config, "eager")
+
+
+@pytest.mark.parametrize("make", [funnel, lambda: OfManyStreams("lists").eval()], ids=["funnel", "own"])
+def test_layers_beside_those_of_a_list_of_lists_are_not_told_as_all(make: Any) -> None:
+    """Of Funnel's encoder and decoder the stream was told behind the decoder's layers alone."""
+    model = make()
+    with pytest.raises(MethodError, match=r"blocks\.0\.0\..* is in no layer that is seen, .* the layers that are"):
+        places(model, "residual")
+    if isinstance(model, OfManyStreams):
+        with pytest.raises(MethodError, match="is in no layer that is seen"):
+            lrpx.Explainer(model, task=lrpx.Task.CAUSAL).flow([5, 9, 3])

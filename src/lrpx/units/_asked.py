@@ -73,6 +73,11 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
     if not chosen:
         inside = found.inside.get("neurons" if kind == "mlp" else "heads" if kind == "attention" else kind)
         name = type(model).__name__
+        if inside and kind == "residual" and inside in (found.inside.get("heads"), found.inside.get("neurons")):
+            raise MethodError(
+                f"{inside} of {name} is in no layer that is seen, as in a list of lists, and the {TITLES[kind]} that "
+                "are seen are not all; ask for a module's relevance by its path: trace.relevance(path)"
+            )
         if inside and kind == "residual":
             raise MethodError(
                 f"the modules in {inside} of {name} are branches, which it adds to its stream itself, and none is a "
