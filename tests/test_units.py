@@ -1662,3 +1662,10 @@ def test_layers_beside_those_of_a_list_of_lists_are_not_told_as_all(make: Any) -
     if isinstance(model, OfManyStreams):
         with pytest.raises(MethodError, match="is in no layer that is seen"):
             lrpx.Explainer(model, task=lrpx.Task.CAUSAL).flow([5, 9, 3])
+
+
+@pytest.mark.parametrize("kind", ["neurons", "mlp"])
+def test_neurons_of_a_second_stream_of_another_width_are_not_left_out(kind: Any) -> None:
+    """Of each layer's two MLPs the one in the stream that it gives first was told as all."""
+    with pytest.raises(MethodError, match=r"inside layers\.0\.wide\.down"):
+        places(OfManyStreams("two").eval(), kind)

@@ -157,6 +157,7 @@ class Follower(Tap):
         self._rows: dict[tuple[str, int], torch.Size] = {}  # of the layers and their calls, in order
         self._given: dict[tuple[str, int], torch.Size] = {}  # what they took
         self._embedded: set[int] = set()  # how wide the first of the sources is
+        self._streams: set[int] = set()  # how wide the second stream of a layer is
         self._ended: dict[tuple[str, int], Tensor] = {}  # of these, what is all that a branch gives
         self._added: set[tuple[str, int]] = set()  # of these, what is added to something outside of every layer
         self._linears: dict[str, int] = {}  # the last call of each module that gave what is linear
@@ -692,6 +693,9 @@ class Follower(Tap):
             is_own = _is_beside(path, home) or layer_of(path) not in layers
             if is_own and (attention in self._strewn or attention in self._in_layers):
                 self.unknown.setdefault("heads", path)
+        # a second stream of a layer, to which an attention gives
+        apart = [each for each in self._ordered_heads if self._whole_of(each) not in ordered]
+        others = {(wide, layer) for each in apart for _, wide, layer in self._ordered_heads[each]}
         for kind in ("heads", *READS) if self._unread else ():
             self.unknown.setdefault(kind, next(iter(self._unread.values())))
         whole = {path for place, _, _, (path, _) in self._seen if place.kind != "residual"}
@@ -718,6 +722,9 @@ class Follower(Tap):
             if wide in _widths(given) and rows == given.numel() // wide:  # a stage may make them wider and fewer
                 shape = given
             if wide and wide not in _widths(shape):
+                if place.kind == "neurons" and (wide, layer) in others:
+                    self._lose(place, wide)
+                    self._streams.add(wide)
                 continue
             if rows and rows != shape.numel() // wide:  # as of an expert, which is given some of the tokens
                 self._lose(place, wide)
@@ -777,9 +784,9 @@ class Follower(Tap):
 
     def experts(self, known: Collection[str]) -> tuple[str, ...]:
         """Where neurons are computed that no module takes or gives for all tokens, and what they give is as wide as
-        their layer, or as the embeddings, of which hyper-connections make a wider stream; but for paths at which
-        others are known."""
-        widths = {wide for shape in self._rows.values() for wide in _widths(shape)} | self._embedded
+        their layer, or a second stream of it, or as the embeddings, of which hyper-connections make a wider stream; but
+        for paths at which others are known."""
+        widths = {wide for shape in self._rows.values() for wide in _widths(shape)} | self._embedded | self._streams
         return tuple({path: None for path, wide in self._inside if wide in widths and path not in known})
 
     def _numbers(self) -> dict[tuple[str, int], int]:
