@@ -32,7 +32,7 @@ from lrpx.coverage._classes import choose, every_class
 from lrpx.coverage._inputs import tiny_inputs
 from lrpx.coverage._tiny import tiny_model
 from lrpx.engine import propagate
-from lrpx.errors import MethodError, ModelError
+from lrpx.errors import MethodError, ModelError, TraceError
 from lrpx.recipes import ATTNLRP
 from lrpx.units import KINDS, Place, Reading, places
 from lrpx.units._place import READS
@@ -1669,3 +1669,19 @@ def test_neurons_of_a_second_stream_of_another_width_are_not_left_out(kind: Any)
     """Of each layer's two MLPs the one in the stream that it gives first was told as all."""
     with pytest.raises(MethodError, match=r"inside layers\.0\.wide\.down"):
         places(OfManyStreams("two").eval(), kind)
+
+
+@pytest.mark.parametrize("kind", ["neurons", "heads", "queries", "attention", "mlp", "residual"])
+def test_latents_are_no_tokens_where_there_are_as_many(kind: Any) -> None:
+    """The third of seven latents was told as the third of seven tokens."""
+    model = OfManyStreams("latents").eval()
+    explainer = lrpx.Explainer(model, task=lrpx.Task.CLASSIFICATION)
+    for ids in ([5, 9, 3, 12, 7, 22, 8], [5, 9, 3, 12]):
+        with pytest.raises(MethodError, match="no vector for each of the input's tokens"):
+            explainer.neurons(ids, kind=kind)
+        for place in places(model, kind):
+            change = {place: lrpx.Scale(0.0, positions=[2])}
+            with pytest.raises(TraceError, match="nobody knows at which tokens"), lrpx.intervene(model, change):
+                model(torch.tensor([ids]))
+    with lrpx.intervene(model, dict.fromkeys(places(model, kind), lrpx.Scale(0.0))):
+        model(torch.tensor([[5, 9, 3, 12, 7, 22, 8]]))

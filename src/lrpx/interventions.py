@@ -33,7 +33,7 @@ from lrpx.errors import InputError, MethodError, ModelError, TraceError
 from lrpx.tasks import is_theirs
 from lrpx.units import Place
 from lrpx.units._across import across
-from lrpx.units._asked import calls_of, is_picked, is_turned, neurons_or_heads
+from lrpx.units._asked import apart_of, calls_of, is_picked, is_turned, neurons_or_heads
 from lrpx.units._looking import is_looking, with_tokens
 from lrpx.units._place import called, own_paths, split_name, stack_of
 from lrpx.units._reading import AGAIN, Called
@@ -307,14 +307,15 @@ def recording(model: Module, keepers: Mapping[Key, Callable[[Tensor], None]]) ->
 @dataclass(frozen=True)
 class _Where:
     """A place as a hook knows it; ``place``: its units, ``call``: which call of the module, or every; ``turned``:
-    whether the tokens there come before the rows, None where only shapes may tell; ``holders``: the module and those
-    that it is in, the innermost first."""
+    whether the tokens there come before the rows, None where only shapes may tell; ``apart``: how many places there
+    were that are no tokens'; ``holders``: the module and those that it is in, the innermost first."""
 
     path: str
     side: Side
     place: Place | None = None
     call: int | None = None
     turned: bool | None = False
+    apart: int = 0
     holders: tuple[Module, ...] = field(default=(), repr=False)
 
     @property
@@ -370,8 +371,9 @@ def _where(model: Module, modules: Mapping[str, Module], key: Any, by_units: boo
 
 
 def _facing(model: Module, where: _Where) -> _Where:
-    """The same, and whether the tokens come before the rows there."""
-    return replace(where, turned=is_turned(model, where.path, where.side))
+    """The same, and whether the tokens come before the rows there, or none stand there."""
+    turned, apart = is_turned(model, where.path, where.side), apart_of(model, where.path, where.side)
+    return replace(where, turned=turned, apart=apart)
 
 
 def _refuse_picked(model: Module, where: _Where, mend: str) -> None:
@@ -635,7 +637,7 @@ class Site:
                     f"are of which of {len(positions)} runs; use lrpx.intervene, one run after another"
                 )
             at = positions[row].to(value.device)
-            if self.needs_positions and by_row.shape[1:-1] != at.shape:
+            if self.needs_positions and (by_row.shape[1:-1] != at.shape or self.where.apart == len(at)):
                 raise self._not_at_tokens(value)
             by_row[row] = self._edited(by_row[row], at)
 
@@ -707,7 +709,7 @@ class Site:
             TraceError: they are not known.
         """
         before = value.shape[:-1]
-        if at is not None:
+        if at is not None and self.where.apart != at.shape[1]:
             at = at.to(value.device)
             first, last = (at.T, at) if self._is_turned(value, at) else (at, at.T)  # it may have as many rows as tokens
             for each in (first, first.flatten(), last):

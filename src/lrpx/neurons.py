@@ -144,6 +144,8 @@ def spots_of(batch: Batch, row: int, place: Place, shape: Sequence[int]) -> Spot
             for i, (wide, start, length) in enumerate(zip(batch.widths, starts, lengths, strict=True))
         ]
     for rows, spots in known:
+        if batch.arguments and place.apart == spots.wide:  # latents, say, which happen to be as many
+            continue
         if before in ((rows, spots.wide), (rows * spots.wide,)):
             return replace(spots, turned=place.turned and len(before) == 1)
         if before == (spots.wide, rows):

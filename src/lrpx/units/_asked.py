@@ -151,6 +151,15 @@ def is_turned(model: Module, path: str, side: Side) -> bool | None:
         return None
 
 
+def apart_of(model: Module, path: str, side: Side) -> int:
+    """How many places there were of what a module takes or gives, where these were not as many as the tokens when the
+    model's units were looked for, as of latents; else 0, also where nobody knows what the model takes."""
+    try:
+        return found_in(model, None).apart.get((own_paths(model)[path], side), 0)
+    except LRPxError:
+        return 0
+
+
 def is_picked(model: Module, path: str, side: Side) -> bool:
     """Whether a module, or another expert beside it, takes or gives rows that were picked among the tokens by their
     numbers, in whatever order; False where nobody knows what the model takes."""

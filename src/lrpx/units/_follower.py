@@ -179,6 +179,7 @@ class Follower(Tap):
         self._inside: list[tuple[str, int]] = []  # where neurons are that no module takes, and how wide what they give
         self.turned: set[tuple[str, Side]] = set()
         self.picked: set[tuple[str, Side]] = set()
+        self.apart: dict[tuple[str, Side], int] = {}  # of what has not one place for each token: how many it has
 
     def begin(self, run: Running) -> None:
         self._run = weakref.proxy(run)
@@ -192,6 +193,9 @@ class Follower(Tap):
             self.turned.add((path, side))
         if PICKED in vars(value):
             self.picked.add((path, side))
+        tokens = [source.value.shape[:-1] for source in self._run.sources]
+        if tokens and (count := value.shape[:-1].numel()) not in {each.numel() for each in tokens}:
+            self.apart[path, side] = count // max(tokens[0][0], 1)
         if not any_carries(value):
             self._constant.add(path)
         layer = layer_of(path)
@@ -774,7 +778,8 @@ class Follower(Tap):
             self.unknown.setdefault(place.kind, place.path)
 
     def _turned(self, place: Place) -> Place:
-        return replace(place, turned=(place.path, place.side) in self.turned)
+        at = place.path, place.side
+        return replace(place, turned=at in self.turned, apart=self.apart.get(at, 0))
 
     def _is_given(self, place: Place) -> bool:
         """Whether a module gives what was read: torch's attention makes queries, keys and values inside, and gives

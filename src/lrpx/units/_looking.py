@@ -46,6 +46,7 @@ class _Found:
     calls: Mapping[str, int]
     turned: frozenset[tuple[str, Side]]
     picked: frozenset[tuple[str, Side]]
+    apart: Mapping[tuple[str, Side], int]
 
 
 _known: weakref.WeakKeyDictionary[Module, _Found] = weakref.WeakKeyDictionary()
@@ -139,6 +140,7 @@ def _look(model: Module, built: tuple[Any, ...], inputs: Mapping[str, Any]) -> _
         follower.calls,
         turned=frozenset(follower.turned),
         picked=frozenset(follower.picked),
+        apart=follower.apart,
     )
 
 

@@ -59,6 +59,7 @@ class Place:
         turned: whether the tokens come before the rows there, as ``[T, B, n]`` or ``[T·B, n]``.
         behind: of what a branch gives, where it enters the stream when a norm stands in between (Gemma, OLMo 2).
         is_normed: whether a norm stands in between that no module gives; nothing is behind it then.
+        apart: how many places there were, where these were not as many as the tokens that the model was run on; else 0.
     """
 
     layer: int
@@ -75,6 +76,7 @@ class Place:
     turned: bool = field(default=False, compare=False)
     behind: Place | None = field(default=None, compare=False, repr=False)
     is_normed: bool = field(default=False, compare=False, repr=False)
+    apart: int = field(default=0, compare=False, repr=False)
 
     @property
     def name(self) -> str:
