@@ -1117,6 +1117,11 @@ WRONG = {
     "a unit's name": ({"model.layers.1.mlp": {"3": 0.0}}, InputError, "'3' is no unit"),
     "no dict": ([("a", 1)], InputError, "pass a dict"),
     "a patch": ({"model.layers.1.mlp": Patch(torch.zeros(3))}, InputError, r"values of Patch are \[3\]"),
+    "a patch where it has nothing": (
+        {"model.layers.1": Patch(torch.zeros(3, 16), positions=[1, 3])},
+        InputError,
+        "of 3 tokens, and none stood at position 3; pass positions to 2",
+    ),
     "a direction": ({"model.layers.1": Along(torch.zeros(16), 0.0)}, InputError, "is not zero"),
     "no place": ({3: 0.0}, InputError, "3 is no place"),
 }

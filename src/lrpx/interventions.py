@@ -144,7 +144,7 @@ class Clamp(Change):
 @dataclass(frozen=True, eq=False)
 class Patch(Change):
     """What stood there in another run (:func:`record`): ``values [T, n]``, all features of the place at each position
-    of the text, without padding before it. Beyond ``T`` it stays as it is.
+    of the text, without padding before it. Beyond ``T`` it stays as it is; a position there is refused.
     """
 
     values: Tensor
@@ -168,6 +168,11 @@ class Patch(Change):
         if not isinstance(self.values, Tensor) or self.values.ndim != 2 or not len(self.values):
             what = list(self.values.shape) if isinstance(self.values, Tensor) else type(self.values).__name__
             raise InputError(f"the values of Patch are {what}; pass a tensor [tokens, features] of one text")
+        if self.positions is not None and max(self.positions) >= len(self.values):
+            raise InputError(
+                f"the values of Patch are of {len(self.values)} tokens, and none stood at position "
+                f"{max(self.positions)}; pass positions to {len(self.values) - 1}"
+            )
 
 
 @dataclass(frozen=True, eq=False)
