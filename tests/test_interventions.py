@@ -1138,6 +1138,7 @@ def test_what_is_refused_at_once(llama, name):
 
 def test_what_is_refused_when_it_is_met(llama):
     for changes, told in (
+        ({"model.layers.1.mlp": {6: Patch(torch.zeros(4, 16))}}, "Patch have 16 features, the place has 24"),
         ({"model.layers.1": {16: 0.0}}, "has 16 features; 16 is none of them"),
         ({"model.layers.1": Add(VECTOR[:5])}, "has 5 features, the unit of model.layers.1 has 16"),
         ({"model.layers.1": Along(VECTOR[:5], 0.0)}, "5 features, the place has 16"),

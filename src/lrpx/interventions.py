@@ -154,11 +154,6 @@ class Patch(Change):
         """See :meth:`Change.of`."""
         assert at is not None
         chosen = self.values if columns is None else self.values[..., columns.to(self.values.device)]
-        if chosen.shape[-1] != x.shape[-1]:
-            raise InputError(
-                f"the values of Patch have {chosen.shape[-1]} features, the place has {x.shape[-1]}; pass those that "
-                "lrpx.interventions.record gave for it"
-            )
         there = (at >= 0) & (at < len(chosen))
         rows = _like(chosen, x)[torch.where(there, at, 0)]
         return torch.where(there[..., None], rows, x)
@@ -666,6 +661,11 @@ class Site:
             raise MethodError(
                 f"the {self.where.side} of {self.where.name} has {value.shape[-1]} features; {max(columns)} is none of "
                 "them, count from 0"
+            )
+        if isinstance(change, Patch) and change.values.shape[-1] != value.shape[-1]:
+            raise InputError(
+                f"the values of Patch have {change.values.shape[-1]} features, the place has {value.shape[-1]}; pass "
+                "those that lrpx.interventions.record gave for it"
             )
         before = value if chosen is None else value.index_select(-1, chosen)
         width = getattr(change, "value", getattr(change, "amount", None))
