@@ -34,6 +34,7 @@ from lrpx.coverage._tiny import tiny_model
 from lrpx.engine import propagate
 from lrpx.errors import MethodError, ModelError, TraceError
 from lrpx.recipes import ATTNLRP
+from lrpx.sae import SparseAutoencoder, explain_features
 from lrpx.units import KINDS, Place, Reading, places
 from lrpx.units._place import READS
 from tests import tiny
@@ -1676,9 +1677,12 @@ def test_latents_are_no_tokens_where_there_are_as_many(kind: Any) -> None:
     """The third of seven latents was told as the third of seven tokens."""
     model = OfManyStreams("latents").eval()
     explainer = lrpx.Explainer(model, task=lrpx.Task.CLASSIFICATION)
+    sae = SparseAutoencoder(torch.randn(16, 4), torch.ones(4), torch.randn(4, 16), torch.zeros(16), hook="layers.0")
     for ids in ([5, 9, 3, 12, 7, 22, 8], [5, 9, 3, 12]):
         with pytest.raises(MethodError, match="no vector for each of the input's tokens"):
             explainer.neurons(ids, kind=kind)
+        with pytest.raises(ModelError, match="no vector for each of them"):
+            explain_features(explainer, ids, sae)
         for place in places(model, kind):
             change = {place: lrpx.Scale(0.0, positions=[2])}
             with pytest.raises(TraceError, match="nobody knows at which tokens"), lrpx.intervene(model, change):

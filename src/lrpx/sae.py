@@ -32,7 +32,7 @@ from lrpx.recipes import ATTNLRP
 from lrpx.rules import with_gradient_of
 from lrpx.targets import target_of
 from lrpx.units import places
-from lrpx.units._asked import is_turned
+from lrpx.units._asked import apart_of, is_turned
 from lrpx.units._looking import example
 from lrpx.units._place import called, split_name
 from lrpx.units._reading import Called
@@ -536,7 +536,8 @@ def _found(
     length = row.lengths[0]
     begin = int(batch.starts[0][i])
     found, wanted = list(tap.features.shape[:2]), [len(batch.rows), batch.wide]
-    if found != (wanted[::-1] if turned else wanted):
+    is_apart = apart_of(model.module, split_name(path)[0], "output") == batch.wide  # latents, which are as many
+    if is_apart or found != (wanted[::-1] if turned else wanted):
         shape = [*tap.features.shape[:-1], tap.sae.width]
         raise ModelError(
             f"the output of {path} is {shape} for {wanted} tokens, which has no vector for each of them; pass another "
