@@ -19,6 +19,7 @@ from lrpx.cards._references import BINS, edges, octave
 from lrpx.errors import DataError, InputError, MethodError, ModelError, NonFiniteError, ResultFileError, TraceError
 from lrpx.model import BoundModel
 from lrpx.runs import digest
+from lrpx.tasks import Task
 from tests import tiny
 from tests.cards import samples
 from tests.cards.samples import TEXTS, activations, corpus, ids_of, same
@@ -27,6 +28,7 @@ from tests.reference import llama as llama_twin
 from tests.reference import models
 from tests.reference import references as twin
 from tests.test_shared_layers import Sent
+from tests.test_units import OfManyStreams
 
 LINES = range(1, 2 * len(TEXTS), 2)
 ALL = ("activation", "negative activation", "relevance")
@@ -365,3 +367,12 @@ def test_units_of_an_expert_that_nothing_was_sent_to_are_refused(measures, model
     collect(short, tmp_path / "short")
     with pytest.raises(TraceError, match=r"layers\.1\.mlp\.experts\.1\..* was called, and was not when"):
         collect(Collection(model, corpus(tmp_path), measures), tmp_path / "run")
+
+
+def test_latents_are_not_collected_as_tokens_where_a_text_has_as_many(byte_tokenizer, tmp_path):
+    module = OfManyStreams("latents").eval()
+    module.table = torch.nn.Embedding(340, 16)
+    model = BoundModel(module, byte_tokenizer, task=Task.CLASSIFICATION)
+    collection = Collection(model, corpus(tmp_path, TEXTS[:1]), k=2, context=7, long="cut")
+    with pytest.raises(ModelError, match="units are collected where each token has one"):
+        collect(collection, tmp_path / "run")

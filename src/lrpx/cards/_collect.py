@@ -292,7 +292,7 @@ class _Listening(Called):
         place = self._at.get((path, side, call))
         if place is None:
             return
-        if value.shape[:-1] != self._real.shape:
+        if value.shape[:-1] != self._real.shape or place.apart == self._real.shape[1]:  # or of latents, as many
             raise ModelError(
                 f"{path} has values of shape {list(value.shape)} for {list(self._real.shape)} tokens; units are "
                 "collected where each token has one"
