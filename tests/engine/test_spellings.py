@@ -638,6 +638,12 @@ AFTER_A_MOVE: dict[str, Of] = {
     "the largest": lambda a: a.relu().amax(0).sigmoid().expand_as(a),
     "sorted": lambda a: (a + 3).sort(-1)[0].clamp(0, 6),
     "pooled": lambda a: F.max_pool1d(a.relu(), 3, 1, 1).sigmoid(),
+    "negated": lambda a: (-a.relu().mT).sigmoid().mT,
+    "scaled": lambda a: (2 * (a + 1).mT).relu().mT,
+    "masked": lambda a: ((a + 1).mT * torch.ones_like(a.mT).tril()).relu().mT,
+    "filled": lambda a: a.relu().mT.masked_fill(torch.ones_like(a.mT).tril() > 0, 0.0).sigmoid().mT,
+    "chosen": lambda a: torch.where(torch.ones_like(a.mT).tril() > 0, (a + 1).mT, a.mT).relu().mT,
+    "joined": lambda a: torch.cat([a + 1, a]).relu()[: len(a)],
 }
 
 

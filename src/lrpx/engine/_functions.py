@@ -148,7 +148,8 @@ def scaled_by(run: Any, out: Tensor, x: Tensor, constant: Any, op: tuple[Op, Any
 
     What a number scales is kept for a function of that: ``erf(x[:, :4] / √2)`` is one of the part of ``x``.
     """
-    if (type(constant) is float or type(constant) is int) and getattr(x, FUNCTION, None) is None:
+    is_number = type(constant) is float or type(constant) is int
+    if getattr(x, FUNCTION, None) is None and (is_number or _moved.is_moved(x) or _moved.is_joined(x)):
         run.keep_root(x)
     if out is x or hasattr(x, EXPONENTS):
         if not is_normaliser(constant):
@@ -302,11 +303,11 @@ PARTWISE = (rules.unmodified, rules.constant)
 
 def is_shifted(x: Tensor) -> bool:
     """Whether ``x`` is a function of another, of which it does not hand on all: a number was added, perhaps before it
-    was moved."""
+    was moved, or put together, and scaled."""
     noted: Any = getattr(x, FUNCTION, None)
-    if not noted or function_of(x) is None:
-        return hasattr(x, FILLED) or (_moved.is_moved(x) and not _moved.way(x).exact)
-    return not noted[4]
+    if not noted or (found := function_of(x)) is None:
+        return hasattr(x, FILLED) or _moved.is_shifted(x)
+    return not noted[4] or _moved.is_shifted(found.root)
 
 
 def is_curved(x: Tensor) -> bool:

@@ -42,7 +42,7 @@ CHOICES = frozenset(
 """Nodes whose result is some of the numbers too, but where, these tell: another text would have others in a place."""
 JOINS = CHOICES | frozenset(
     """Cat Stack BlockDiag CopySlices IndexPut IndexCopy Scatter MaskedScatter SelectScatter SliceScatter
-    DiagonalScatter AsStridedScatter""".split()
+    DiagonalScatter AsStridedScatter Where MaskedFill IndexFill""".split()
 )
 """Nodes that choose, or put several tensors together, each part as it is."""
 
@@ -100,9 +100,18 @@ def is_scaling(op: Noted, out: Tensor) -> bool:
     return isinstance(other, int | float) or (isinstance(other, Tensor) and other.numel() == 1)
 
 
-def is_moved(x: Tensor) -> bool:
-    """Whether the last thing that was done with a tensor is a move; not that of a linear layer to the shape it has."""
+def _unscaled_node(x: Tensor) -> Any:
+    """The node that has made what a tensor is, or is so many times."""
     node: Any = x.grad_fn
+    while node is not None and (noted := node.metadata.get(FUNCTION)) is not None and not noted[1] and noted[2]:
+        node = noted[0][0]
+    return node
+
+
+def is_moved(x: Tensor) -> bool:
+    """Whether the last thing that was done with a tensor is a move, and to scale it by numbers perhaps; not that of a
+    linear layer to the shape it has."""
+    node = _unscaled_node(x)
     if node is None or (name := kind(node)) not in MOVES:
         return False
     if name != "UnsafeView":
@@ -112,8 +121,15 @@ def is_moved(x: Tensor) -> bool:
 
 
 def is_joined(x: Tensor) -> bool:
-    """Whether the last thing that was done with a tensor is to choose from it, or to put it together."""
-    return x.grad_fn is not None and kind(x.grad_fn) in JOINS
+    """Whether the last thing that was done with a tensor is to choose from it, or to put it together, and to scale it
+    by numbers perhaps."""
+    node = _unscaled_node(x)
+    return node is not None and kind(node) in JOINS
+
+
+def is_shifted(x: Tensor) -> bool:
+    """Whether a number was added to what a tensor was moved from, or to a part that it was put together of."""
+    return (is_moved(x) or is_joined(x)) and not all(way.exact for way in ways(x))
 
 
 def ways(x: Tensor) -> list[Way]:
