@@ -293,6 +293,31 @@ def test_a_cache_that_is_written_into_is_refused_in_the_next_call() -> None:
     assert not cache.any()
 
 
+def test_what_is_given_by_two_names_and_written_into_is_refused() -> None:
+    """Each name has a copy, in which the model would not find what it has written by the other."""
+
+    class Scaling(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            x.mul_(2)
+            return (x * y).sum(-1)
+
+    class Keeping(nn.Module):
+        def forward(self, x: Tensor, one: dict[str, Tensor], other: dict[str, Tensor]) -> Tensor:
+            one["new"] = x[0]
+            return torch.stack([*other.values()]).sum(-1)
+
+    x, kept = torch.ones(2, 4), {"old": torch.ones(4)}
+    for model, given in ((Scaling(), (x, x)), (Scaling(), (x[:1], x.view(-1)[2:6])), (Keeping(), (x, kept, kept))):
+        with propagate(model, ATTNLRP), pytest.raises(TraceError, match="is also given by another name"):
+            model(*given)
+    assert bool((x == 1).all())
+    model = Scaling()
+    with propagate(model, ATTNLRP) as trace:  # parts of one batch have no memory in common
+        trace.explain(model(x[:1], x[1:])[0])
+        assert bool((trace.relevance("y") == 1).all())
+        model(x[1:], x[1:].clone())
+
+
 def test_relevance_is_value_times_gradient_and_wide() -> None:
     model = models.tiny_llama(lifted=False).to(torch.bfloat16)
     trace = run(model, ATTNLRP)

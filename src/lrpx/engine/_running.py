@@ -397,9 +397,9 @@ class _Seams:
         self.newest: list[weakref.ref[Layer]] = []
         self.runs = _overrides.Runs(recipe, modules)
         self.passed = _overrides.Passed(())
-        self.containers: list[tuple[Any, Any, Any]] = []  # own, its copy, and what was put in there
-        self.tensors: list[tuple[Tensor, int, Any]] = []
-        self.written: list[Any] = []
+        self.containers: list[tuple[str, Any, Any, Any]] = []  # name, own, its copy, and what was put in there
+        self.tensors: list[tuple[str, Tensor, int, Tensor]] = []  # name, copy, its version, and own
+        self.written: list[Tensor] = []
 
     def install(self) -> None:
         """Put the mode and the hooks on, in this thread."""
@@ -545,9 +545,14 @@ class _Seams:
 
         def after(_: Module, __: Any, ___: Any, output: Any) -> None:
             self.run.end()
-            self._hand_on()
+            twice = self._hand_on()
             if output is not None:  # the model has not failed
                 self.passed.refuse()
+                if twice:
+                    raise TraceError(
+                        f"the model writes into {twice!r}, which it is also given by another name; inputs have copies "
+                        "here, so that it would not find there what it has written: pass a clone by one of the names"
+                    )
 
         return before, after
 
@@ -562,13 +567,14 @@ class _Seams:
             changed.data = data
             return changed
         if isinstance(value, dict) and name not in CACHES:  # also what a model of transformers returns
-            return self._container(value, {key: self._source(f"{name}.{key}", each) for key, each in value.items()})
+            inside = {key: self._source(f"{name}.{key}", each) for key, each in value.items()}
+            return self._container(name, value, inside)
         is_named = isinstance(value, tuple) and hasattr(value, "_fields")
         if (type(value) in (list, tuple) or is_named) and name not in CACHES:
-            inside = [self._source(f"{name}.{i}", each) for i, each in enumerate(value)]
+            parts = [self._source(f"{name}.{i}", each) for i, each in enumerate(value)]
             if type(value) is list:
-                return self._container(value, inside)
-            return type(value)(*inside) if is_named else type(value)(inside)
+                return self._container(name, value, parts)
+            return type(value)(*parts) if is_named else type(value)(parts)
         if isinstance(value, Tensor) and value.is_inference():
             value = value.clone()  # autograd cannot save an inference tensor
         if not isinstance(value, Tensor) or not value.is_floating_point() or "label" in name or _is_mask(name, value):
@@ -579,7 +585,7 @@ class _Seams:
             trace.carried.setdefault(name, sum(name in source.paths for source in trace.sources))
             return value
         has_own_rule = self.recipe.has_rule_for_first()
-        if any(value.untyped_storage()._cdata == written._cdata for written in self.written):
+        if any(_overlap(value, written) for written in self.written):
             raise TraceError(
                 f"an earlier call in this block has written into {name!r}, as into a cache, which is not changed here; "
                 "let the model return it, and pass on what it has returned"
@@ -589,10 +595,10 @@ class _Seams:
         given = leaf.clone()
         if has_own_rule:
             given.data.copy_(value)
-        self.tensors.append((given, given._version, value.untyped_storage()))
+        self.tensors.append((name, given, given._version, value.detach()))
         return given
 
-    def _container(self, value: Any, inside: Any) -> Any:
+    def _container(self, name: str, value: Any, inside: Any) -> Any:
         """A list or a dictionary with ``inside`` in it: itself, where that is what it holds, so that a model may keep
         something in it; else a copy, and what the model puts into that is handed on to ``value`` after the call."""
         keys = list(inside) if isinstance(value, dict) else range(len(inside))
@@ -601,24 +607,37 @@ class _Seams:
         changed = copy(value)
         for key in keys:
             changed[key] = inside[key]
-        self.containers.append((value, changed, inside))
+        self.containers.append((name, value, changed, inside))
         return changed
 
-    def _hand_on(self) -> None:
+    def _hand_on(self) -> str:
         """What the model has put into copies of its inputs is put into these, and tensors that it has written into
-        are known, for they are not changed."""
-        for value, changed, given in self.containers:
+        are known, for they are not changed; the name of an input that it has written into and was given twice."""
+        twice = ""
+        for name, value, changed, given in self.containers:
             if isinstance(value, dict):
-                for key in [key for key in value if key not in changed]:
-                    del value[key]
-                for key in [key for key, each in changed.items() if key not in given or each is not given[key]]:
+                gone = [key for key in given if key not in changed]
+                new = [key for key, each in changed.items() if key not in given or each is not given[key]]
+                if (gone or new) and sum(each is value for _, each, _, _ in self.containers) > 1:
+                    twice = name
+                for key in gone:
+                    value.pop(key, None)
+                for key in new:
                     value[key] = changed[key]
             elif len(changed) != len(given) or any(map(operator.is_not, changed, given)):
+                if sum(each is value for _, each, _, _ in self.containers) > 1:
+                    twice = name
+                    continue
                 own = {id(each): before for each, before in zip(given, value, strict=True)}
                 value[:] = [own.get(id(each), each) for each in changed]
-        self.written += [storage for given, version, storage in self.tensors if given._version != version]
+        for name, given, version, value in self.tensors:
+            if given._version != version:
+                self.written.append(value)
+                if sum(_overlap(value, other) for _, _, _, other in self.tensors) > 1:
+                    twice = name
         self.containers.clear()
         self.tensors.clear()
+        return twice
 
     def _counted(self, places: Sequence[str]) -> Callable[..., Any]:
         def before(*_: Any) -> None:
@@ -734,6 +753,23 @@ def _is_newest(hooks: saved_tensors_hooks) -> bool:
     """Whether these hooks of saved tensors are the newest in this thread."""
     newest = hooks_of_saved(False)
     return newest is not None and newest[0] == hooks.pack_hook
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors may have memory in common; parts of a batch have none."""
+    if a.layout != torch.strided or b.layout != torch.strided:
+        return a is b
+    if a.untyped_storage()._cdata != b.untyped_storage()._cdata:
+        return False
+    (a_from, a_to), (b_from, b_to) = map(_extent, (a, b))
+    return bool(a_from < b_to and b_from < a_to)
+
+
+def _extent(x: Tensor) -> tuple[Any, Any]:
+    """Where in its memory a tensor begins and ends."""
+    begin = x.storage_offset()
+    end = begin + 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    return begin * x.element_size(), end * x.element_size()
 
 
 def _nudged(value: Tensor) -> Tensor:
