@@ -567,6 +567,8 @@ ORDERS: dict[str, Of] = {
     "the gate last": lambda a, b: a * (b * torch.sigmoid(a)),
     "a number": lambda a, b: b * 0.5 * a * (1 + torch.tanh(a / 2)),
     "a quotient": lambda a, b: b * a / (1 + torch.exp(-a)),
+    "all moved": lambda a, b: (b.mT * a.mT * torch.sigmoid(a).mT).mT,
+    "the sigmoid moved and back": lambda a, b: b * a * torch.sigmoid(a.mT.contiguous()).mT,
 }
 
 

@@ -311,9 +311,11 @@ def is_shifted(x: Tensor) -> bool:
 
 
 def is_curved(x: Tensor) -> bool:
-    """Whether ``x`` is a function of another that is no scaling, nor a shift."""
+    """Whether ``x`` is a function of another that is no scaling, nor a shift; or was one before it was moved."""
     noted: Any = getattr(x, FUNCTION, None)
-    return bool(noted) and noted[3] != LINEAR and function_of(x) is not None
+    if noted and function_of(x) is not None:
+        return bool(noted[3] != LINEAR)
+    return _moved.is_moved(x) and _moved.way(x).kind != LINEAR
 
 
 def is_logistic(x: Tensor) -> bool:
