@@ -175,6 +175,12 @@ def test_new_lines_break_the_line():
     assert places["is"] > places["⏎⏎"] > places["the"]
 
 
+def test_a_sink_of_several_lines_is_named_on_one():
+    figure = attribution(["\n\n", "keys", " to"], [40.0, 1.0, 0.5]).to_figure()
+    assert texts(figure).count("⏎⏎") == 2
+    assert not any("\n" in text for text in texts(figure))
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.text(max_size=12) | st.sampled_from([*HOSTILE, *MATHS]), max_size=6), st.text(max_size=30))
 def test_no_text_breaks_a_picture(tokens, description):

@@ -167,7 +167,8 @@ def _of_tokens(page: _Page, shown: Picture) -> None:
     if shown.pieces:  # a sound has none
         _legend(page, shown)
     if shown.sink:
-        told = f"{shown.sink.text} alone carries {_number(shown.sink.relevance)}; the colours are"
+        name = shown.sink.text.replace("\n", "")
+        told = f"{name} alone carries {_number(shown.sink.relevance)}; the colours are"
         page.text(f"{told} scaled by the rest", size=_SMALL, color=QUIET[False])
 
 
