@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -320,6 +322,24 @@ def test_it_is_kept_and_read_again(tmp_path, bundled):
             Ranking.load(tmp_path / "wrong.json")
     with pytest.raises(ResultFileError):
         Ranking.load(tmp_path / "missing.json")
+
+
+def test_a_file_that_was_changed_is_no_ranking(tmp_path, bundled):
+    file = tmp_path / "found.json"
+    found = bundled.neurons("The doors", " are", top=2)
+    found.save(file)
+    whole = file.read_bytes()
+    for at in range(0, len(whole), 7):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with contextlib.suppress(ResultFileError):  # a blank between the values may be another one
+            assert Ranking.load(file) == found
+    for wrong in (float("nan"), "0.3", None, True):
+        replace(found, rows=(replace(found[0], relevance=wrong),)).save(file)
+        with pytest.raises(ResultFileError, match="the relevance of a row is"):
+            Ranking.load(file)
+    replace(found, kind="nope").save(file)
+    with pytest.raises(ResultFileError, match="is no ranking"):
+        Ranking.load(file)
 
 
 CALLED = "neurons", "heads", "query features", "key features", "value features", "attention", "mlp", "layers"

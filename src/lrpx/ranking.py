@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lrpx._files import kept, write_text
 from lrpx.attribution import Explained, Provenance, dataframes
 from lrpx.errors import ResultFileError
+from lrpx.units._place import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MeanUnit", "Ranking", "Unit"]
 
-FORMAT = 1
+FORMAT = 2
+_CHECKSUM = "sha256"
 
 
 @dataclass(frozen=True)
@@ -121,29 +125,36 @@ class Ranking:
         Raises:
             ResultFileError: it cannot be written.
         """
-        write_text(path, json.dumps(self.to_dict(), indent=1) + "\n")
+        plain = self.to_dict()
+        write_text(path, json.dumps(plain | {_CHECKSUM: _checksum(plain)}, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Ranking:
         """Read what :meth:`save` wrote.
 
         Raises:
-            ResultFileError: the file is missing, or no such thing.
+            ResultFileError: the file is missing, changed, of another format, or no such thing.
         """
         try:
             with open(path, encoding="utf-8") as file:
                 found = json.load(file)
-            if found.pop("format") != FORMAT:
+            if found["format"] != FORMAT:
                 raise ValueError("another format")
+            if found.pop(_CHECKSUM) != _checksum(found):
+                raise ValueError("it was changed since it was written: its checksum is another")
+            del found["format"]
             row = cls._KINDS[found.pop("rows of")]
-            rows = tuple(row(**each) for each in found.pop("rows"))
+            rows = tuple(_checked(row(**each)) for each in found.pop("rows"))
             explained, made = found.pop("explained"), found.pop("provenance")
-            return cls(
+            read = cls(
                 rows=rows, explained=None if explained is None else Explained(**explained),
                 provenance=Provenance(**made), texts=tuple(found.pop("texts")), **found,
             )  # fmt: skip
+            if read.kind not in KINDS:
+                raise ValueError(f"there are no units called {read.kind!r}")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ResultFileError(f"{path} is no ranking ({type(error).__name__}: {error}); save it again") from error
+        return read
 
     def to_html(self, path: str | Path | None = None) -> str:
         """One self-contained page; also written to ``path`` when given.
@@ -174,3 +185,24 @@ class Ranking:
         from lrpx._views.tabled import renderable
 
         return renderable(self._tables())
+
+
+def _checksum(plain: dict[str, Any]) -> str:
+    """The SHA-256 of what a file says, however it is laid out; against lost bits, and no signature."""
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def _checked(row: Any) -> Any:
+    """A row of a file, whose values must be of their types, and finite.
+
+    Raises:
+        TypeError, ValueError: one is not.
+    """
+    for field in fields(row):
+        value = getattr(row, field.name)
+        kinds = {"int": (int,), "str": (str,), "float": (int, float)}.get(str(field.type), (int, float, type(None)))
+        if type(value) not in kinds:
+            raise TypeError(f"the {field.name} of a row is {value!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"the {field.name} of a row is not finite")
+    return row
