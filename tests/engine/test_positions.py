@@ -895,6 +895,34 @@ def test_what_was_made_of_tokens_is_no_position(how: str, length: int) -> None:
     assert trace.ledger().closes(1e-9)
 
 
+class Spread(torch.nn.Module):
+    """Multiplies tokens with angles that were spread to their shape, or not."""
+
+    def __init__(self, *, spreads: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.spreads, self.embed = spreads, torch.nn.Embedding(31, 4)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(input_ids)
+        angles = torch.outer(torch.arange(x.shape[1]), torch.tensor([1.0, 0.1, 0.3, 0.4])).cos().to(x)
+        if self.spreads:
+            angles, x = torch.broadcast_tensors(angles, x)
+        return x * angles
+
+
+@pytest.mark.parametrize("length", [1, 4, 5])
+def test_angles_that_are_spread_beside_the_input_are_positions(length: int) -> None:
+    found = []
+    for spreads in (True, False):
+        model = Spread(spreads=spreads).double()
+        with propagate(model, PA_LRP, observe=(), ledger=True) as trace:
+            trace.explain(model(torch.arange(3, 3 + length)[None])[0, -1].sum())
+        found.append(trace.positions()[0].relevance.numpy())
+        assert trace.ledger().closes(1e-9)
+    near(found[0], found[1])
+
+
 class StraightThrough(torch.nn.Module):
     """Rounds the rows of an image, as if it had not."""
 

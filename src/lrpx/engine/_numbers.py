@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from lrpx.engine._book import storage_of
 from lrpx.engine._tensors import LIKE_ANOTHER, any_carries, arguments, is_in_place, whole_of
 
 if TYPE_CHECKING:
@@ -104,15 +105,17 @@ class Numbers:
 
     def follow_input(self, call: Call, out: Any) -> bool:
         """Whether a call has made something of the input that carries nothing, which is remembered; whole numbers and
-        masks may still be those of places."""
+        masks may still be those of places. What is a view of a constant (``broadcast_tensors``) is that constant."""
         args = call.args
         if any(word in call.name for word in OF_ITS_SHAPE):
             return False
         given = args[:1] if call.name in LIKE_ANOTHER else (*args, *call.kwargs.values())
         if not any(map(self._has_input, given)):
             return False
-        made = args[0] if call.name == "__setitem__" else out
-        found = [value for value, _ in pairs(made, None) if not value.requires_grad and _is_real(value)]
+        writes = call.name == "__setitem__" or is_in_place(call.name) or "out" in call.kwargs
+        own = set() if writes else {storage_of(each) for each, _ in pairs(given, None) if not self._has_input(each)}
+        made = [value for value, _ in pairs(args[0] if call.name == "__setitem__" else out, None)]
+        found = [each for each in made if not each.requires_grad and _is_real(each) and storage_of(each) not in own]
         for value in found:
             for each in (value, whole_of(value)):
                 self._of_input[each] = True
