@@ -923,6 +923,39 @@ def test_angles_that_are_spread_beside_the_input_are_positions(length: int) -> N
     near(found[0], found[1])
 
 
+class AsWide(torch.nn.Module):
+    """Heads of four features that are turned by angles: made anew, kept for this length, or with tokens before rows."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how, self.embed = how, torch.nn.Embedding(31, 8)
+        self.kept = torch.outer(torch.arange(4.0), torch.tensor([1.0, 0.1, 0.3, 0.4])).cos().double()
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(input_ids).unflatten(-1, (2, 4))
+        if self.how == "kept":
+            return x.transpose(1, 2) * self.kept
+        angles = torch.outer(torch.arange(x.shape[1]), torch.tensor([1.0, 0.1, 0.3, 0.4])).cos().to(x)
+        if self.how == "tokens first":
+            return (x.transpose(0, 1) * angles[:, None, None]).permute(1, 2, 0, 3)
+        return x.transpose(1, 2) * angles
+
+
+@pytest.mark.parametrize("how", ["kept", "tokens first"])
+def test_angles_of_as_many_tokens_as_a_head_is_wide_are_refused_where_nothing_tells(how: str) -> None:
+    ids = torch.tensor([[3, 4, 5, 6], [9, 8, 7, 6]])
+    model = AsWide(how).double()
+    with pytest.raises(MethodError, match="nothing tells which dimension of"), propagate(model, PA_LRP, observe=()):
+        model(ids)
+    model = AsWide("made").double()
+    with propagate(model, PA_LRP, observe=()) as trace:
+        made = model(ids)
+        trace.explain(made[:, :, -1].sum())
+    want = 0.5 * made[:, :, -1].detach().sum((1, 2))
+    near(trace.positions()[0].relevance[:, -1].numpy(), want.numpy())
+
+
 class StraightThrough(torch.nn.Module):
     """Rounds the rows of an image, as if it had not."""
 

@@ -729,7 +729,7 @@ class Positions(Tap):
         if self._numbers.is_of_input(c):
             return None
         if mark is None:
-            return self._axis_of_table(c, shape, is_scores=is_scores)
+            return self._axis_of_table(c, met, shape, is_scores=is_scores)
         if mark.is_mask:
             return None
         if mark.is_single and 1 not in self._numbers.lengths:
@@ -767,12 +767,13 @@ class Positions(Tap):
                     return None
                 raise self._refusal(f"nothing tells whether a table of shape {list(c.shape)} is of keys or of features")
             return _Axis((found[0],), (is_pair or of_scores) and found[0] == -1)
-        in_cross = all(count > self._numbers.moved for count in many.values())
+        in_cross = is_pair and c.shape[-2] in (self._numbers.lengths or c.shape)
+        in_cross &= all(count > self._numbers.moved for count in many.values())
         if is_pair and (of_scores or mark.is_pair or in_cross):  # both dimensions differ alike: queries and keys
             return _Axis((-1,), is_scores=True)
         raise self._refusal(f"nothing tells which dimension of positions of shape {list(c.shape)} is the tokens'")
 
-    def _axis_of_table(self, c: Tensor, shape: Sequence[int], *, is_scores: bool) -> _Axis | None:
+    def _axis_of_table(self, c: Tensor, met: Sequence[Any], shape: Sequence[int], *, is_scores: bool) -> _Axis | None:
         """The same of what was not computed from places: a table of the model with a row for each."""
         if c.ndim < 2 or max(c.shape[:-1]) == 1:  # nearly always
             return None
@@ -781,6 +782,7 @@ class Positions(Tap):
         is_whole = len(shape) == 3 and wide == [-2] and c.shape[-2:] == tuple(shape[-2:])
         is_of_input = is_whole and any(each.ids is None for each in self._run.sources)
         is_pair = is_scores or (len(shape) > 3 and c.shape[-2:] == tuple(shape[-2:]) == (c.shape[-1],) * 2)
+        of_scores = is_scores or any(_is_tensor(each) and self._made.get(each) == SCORES for each in met)
         if is_pair:
             dim = -1 if c.shape[-1] in (self._numbers.lengths or c.shape) else None
             if dim is None and not is_scores and self._is_of_blocks(c):
@@ -793,6 +795,8 @@ class Positions(Tap):
         others = [each for each in range(first - len(shape), 0) if each != dim and shape[each] == c.shape[dim]]
         is_unclear = any(each < -c.ndim or c.shape[each] == 1 for each in others)
         is_unclear &= not is_pair or not is_scores
+        # of as many tokens as a head is wide, unless it is for pairs of these
+        is_unclear |= is_pair and not of_scores and c.shape[-1] in self._numbers.lengths
         # of a text that was cut into blocks, one of which is all of it
         is_unclear |= not is_pair and not is_of_input and 1 in shape[1 : dim + len(shape)] and c.ndim < len(shape)
         if is_unclear or (not is_pair and is_of_input and c.shape[-1] == c.shape[-2]):
