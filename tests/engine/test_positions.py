@@ -956,6 +956,58 @@ def test_angles_of_as_many_tokens_as_a_head_is_wide_are_refused_where_nothing_te
     near(trace.positions()[0].relevance[:, -1].numpy(), want.numpy())
 
 
+class Layout(torch.nn.Module):
+    """Turns queries and keys by angles, with the rows of the batch in one of several places."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how, self.embed, self.heads = how, torch.nn.Embedding(31, 8), torch.nn.Linear(8, 16)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        rows, length = input_ids.shape
+        angles = torch.outer(torch.arange(length), torch.tensor([1.0, 0.1, 0.3, 0.4])).cos().double()
+        both = self.heads(self.embed(input_ids)).view(rows, length, 2, 2, 4)
+        if self.how == "stacked":
+            q, k = both.permute(2, 0, 3, 1, 4) * angles
+        else:
+            q, k = both.permute(2, 0, 3, 1, 4)
+            if self.how == "put together":
+                q, k = (torch.cat([q, k]) * angles).chunk(2)
+            elif self.how == "heads first":
+                q, k = (x.transpose(0, 1).reshape(-1, length, 4) * angles for x in (q, k))
+                q, k = (x.view(2, rows, length, 4).transpose(0, 1) for x in (q, k))
+            elif self.how == "rows first":
+                q, k = ((x.flatten(0, 1) * angles).view(x.shape) for x in (q, k))
+            elif self.how == "tokens first, and back":
+                q, k = (x.flatten(0, 1).transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k))
+                q, k = ((x * angles).view(rows, 2, length, 4) for x in (q, k))
+            else:
+                q, k = q * angles, k * angles
+        return (q @ k.mT).sum((1, 3))
+
+
+def rows_of(how: str, ids: torch.Tensor) -> np.ndarray:
+    model = Layout(how).double()
+    with propagate(model, PA_LRP, observe=()) as trace:
+        trace.explain(model(ids)[:, -1].sum())
+    return trace.positions()[0].relevance.numpy()
+
+
+@pytest.mark.parametrize("how", ["", "rows first", "tokens first, and back"])
+def test_a_batch_is_its_rows_where_these_come_first(how: str) -> None:
+    ids = torch.tensor([[3, 4, 5], [9, 8, 7]])
+    near(rows_of(how, ids), np.concatenate([rows_of(how, each[None]) for each in ids]))
+
+
+@pytest.mark.parametrize("how", ["stacked", "put together", "heads first"])
+def test_a_batch_is_refused_by_name_where_other_things_come_before_its_rows(how: str) -> None:
+    ids = torch.tensor([[3, 4, 5], [9, 8, 7]])
+    near(rows_of(how, ids[:1]), rows_of("", ids[:1]))
+    with pytest.raises(MethodError, match=r"nothing tells the 2 rows of the batch apart, .* pass batch_size=1"):
+        rows_of(how, ids)
+
+
 class StraightThrough(torch.nn.Module):
     """Rounds the rows of an image, as if it had not."""
 

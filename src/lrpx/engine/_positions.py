@@ -34,6 +34,7 @@ from lrpx.engine._book import Book, Line, relevance, storage_of
 from lrpx.engine._gates import EXPONENTS
 from lrpx.engine._graph import descends
 from lrpx.engine._numbers import Numbers, cut_dims, pairs
+from lrpx.engine._rows import Rows
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import CONSTANT, any_carries, arguments, is_in_place, whole_of
 from lrpx.errors import MethodError
@@ -171,6 +172,7 @@ class Positions(Tap):
         self._calls: Counter[str] = Counter()
         self._run: Any = None
         self._numbers = Numbers()
+        self._moved = Rows()
         self._tables: frozenset[int] | None = None
         self._is_everywhere = False
         self._made: Any = WeakTensorKeyDictionary()
@@ -274,6 +276,7 @@ class Positions(Tap):
         self._numbers.see(out)
         self._numbers.follow_input(call, out)
         self._follow(call, out)
+        self._follow_rows(call, out)
         self._follow_pairs(call, out)
         self._follow_joined(call, out, has_places=len(self.sinks) > before)
         return self._chosen(call, out) if call.name in CHOOSING else out
@@ -310,6 +313,10 @@ class Positions(Tap):
             made = {SCORES}
         if len(made) == 1 and made != {None}:
             self._made[out] = made.pop()
+
+    def _follow_rows(self, call: Call, out: Any) -> None:
+        if self._run.sources and (rows := self._rows()) > 1:
+            self._moved.follow(call, out, rows)
 
     def _follow_pairs(self, call: Call, out: Any) -> None:
         """Remember scores to which positions of pairs were added, whose last dimension was taken for the keys'.
@@ -633,7 +640,8 @@ class Positions(Tap):
         heads = self._heads(value, shape, rows, axis) if self.by_head else None
         is_wide = rows > 1 or heads is not None or not self._is_everywhere
         if is_wide:
-            if shape[0] % rows or -len(shape) in axis.dims:
+            is_first = rows == 1 or all(map(self._moved.are_first, met))
+            if shape[0] % rows or -len(shape) in axis.dims or not is_first:
                 if rows > 1:
                     raise self._refusal(f"nothing tells the {rows} rows of the batch apart", "pass batch_size=1, or ")
                 is_wide = False
