@@ -6,6 +6,7 @@ import copy
 import enum
 import itertools
 import threading
+from collections import deque
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -472,6 +473,37 @@ def test_a_model_that_cannot_be_compiled_says_so(change):
     model = with_mlp(change)
     with pytest.raises(ModelError, match=r"LlamaForCausalLM cannot be compiled \(.*\); use .*compile=False"):
         Explainer(model, compile=True)(ROWS[0])
+    Explainer(model)(ROWS[0])
+
+
+KEPT = (
+    ("a dictionary", dict, lambda kept, x: kept.update(x=x.detach()), lambda kept: kept.values()),
+    ("a list", list, lambda kept, x: kept.append(x), lambda kept: kept),
+    ("a queue", deque, lambda kept, x: kept.append(x), lambda kept: kept),
+    ("one in another", lambda: {"all": [[]]}, lambda kept, x: kept["all"][0].append(x), lambda kept: kept["all"][0]),
+    ("a set", set, lambda kept, x: kept.add(x), lambda kept: kept),
+    ("an object", SimpleNamespace, lambda kept, x: setattr(kept, "x", x), lambda kept: vars(kept).values()),
+    ("slots", lambda: Slotted(None), lambda kept, x: setattr(kept, "gain", x), lambda kept: [kept.gain]),
+    ("a class", lambda: type("Kept", (), {}), lambda kept, x: setattr(kept, "x", x), lambda kept: [kept.x]),
+)
+
+
+@pytest.mark.parametrize(("build", "keep", "read"), [case[1:] for case in KEPT], ids=[case[0] for case in KEPT])
+def test_what_a_model_keeps_at_each_call_is_refused(build, keep, read):
+    """In whatever it holds: the tensors of a trace stayed there, and each call was compiled anew."""
+
+    def keeps(forward):
+        def changed(self, x):
+            keep(self.kept, x)
+            return forward(self, x)
+
+        return changed
+
+    model = with_mlp(keeps)
+    kept = model.model.layers[0].mlp.kept = build()
+    with pytest.raises(ModelError, match=r"\(TypeError: its forward pass keeps something in .*\); use .*compile=False"):
+        Explainer(model, compile=True)(ROWS[0])
+    assert {type(each) for each in read(kept)} == {torch.Tensor}
     Explainer(model)(ROWS[0])
 
 

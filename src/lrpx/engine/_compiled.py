@@ -25,7 +25,7 @@ from lrpx._modules import named_modules
 from lrpx._progress import waiting
 from lrpx.engine import _roles
 from lrpx.engine._places import Source
-from lrpx.engine._settings import Same, Settings
+from lrpx.engine._settings import Same, Settings, contents, put_back
 from lrpx.engine._trace import Trace
 from lrpx.errors import ModelError
 from lrpx.recipes import GRADIENT
@@ -367,24 +367,25 @@ def _numbers_of(value: Any) -> Any:
 
 @contextmanager
 def _unchanged(model: Module) -> Iterator[None]:
-    """Put back what a model writes into itself.
+    """Put back what a model writes into itself, and into the containers, objects and classes that it holds.
 
     Raises:
         TypeError: it did, so that its code would depend on the calls before.
     """
-    spaces = [space for m in model.modules() for space in (vars(m), m._buffers, m._parameters)]
-    earlier = [dict(space) for space in spaces]
+    settings = Settings()
+    spaces: list[Any] = []
+    for module in model.modules():
+        settings.of_class(type(module))
+        settings.of({name: each for name, each in vars(module).items() if name not in NOT_SETTINGS})
+        spaces += [vars(module), module._buffers, module._parameters]
+    spaces += settings.holders
+    earlier = [contents(space) for space in spaces]
     try:
         yield
     finally:
-        changed = None
-        for space, before in zip(spaces, earlier, strict=True):
-            for name in [name for name in {**space, **before} if space.get(name) is not before.get(name)]:
-                changed = name
-                space.clear()
-                space.update(before)
-    if changed is not None:
-        raise TypeError(f"its forward pass keeps something in {changed!r}")
+        changed = [name for name in map(put_back, spaces, earlier) if name is not None]
+    if changed:
+        raise TypeError(f"its forward pass keeps something in {changed[0]!r}")
 
 
 # ------------------------------------------------------------------------------ the graph

@@ -6,6 +6,7 @@ Compiled code has such things written into it.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,8 @@ class Settings:
     def __init__(self, inputs: Mapping[int, int] | None = None) -> None:
         self._inputs = inputs or {}
         self._met: set[int] = set()
+        self.holders: list[Any] = []
+        """The containers, objects and classes that were read, whose contents may change."""
 
     def of(self, value: Any) -> Any:
         """A value as it is now."""
@@ -74,9 +77,10 @@ class Settings:
         if isinstance(value, Module) or id(value) in self._met:
             return Same(value)
         self._met.add(id(value))
+        self.holders.append(value)
         if isinstance(value, dict):
             return {key: self.of(each) for key, each in value.items()}
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, (list, tuple, deque)):
             return [self.of(each) for each in value]
         if isinstance(value, (set, frozenset)):
             return set(value)
@@ -87,6 +91,7 @@ class Settings:
         if id(cls) in self._met or cls.__module__.partition(".")[0] in NOT_LOOKED_INTO:
             return Same(cls)
         self._met.add(id(cls))
+        self.holders.append(cls)
         own = {name: self.of(each) for name, each in vars(cls).items() if callable(each) or not name.startswith("__")}
         return Same(cls), own, [self.of_class(base) for base in cls.__bases__]
 
@@ -94,6 +99,48 @@ class Settings:
         cls = type(value)
         if cls is not SimpleNamespace and cls.__module__.partition(".")[0] in NOT_LOOKED_INTO:
             return None
-        slots = [name for each in cls.__mro__ for name in getattr(each, "__slots__", ()) if hasattr(value, name)]
-        own = {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots}}
-        return {name: self.of(each) for name, each in own.items()}
+        return {name: self.of(each) for name, each in _attributes_of(value).items()}
+
+
+def _attributes_of(value: object) -> dict[str, Any]:
+    slots = [name for each in type(value).__mro__ for name in getattr(each, "__slots__", ()) if hasattr(value, name)]
+    return {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots}}
+
+
+def contents(holder: Any) -> Any:
+    """What a container, an object or a class holds at this moment, in a dictionary, a list or a set of its own."""
+    if isinstance(holder, (dict, list, deque, set)):
+        return dict(holder) if isinstance(holder, dict) else set(holder) if isinstance(holder, set) else list(holder)
+    return dict(vars(holder)) if isinstance(holder, type) else _attributes_of(holder)
+
+
+def put_back(holder: Any, earlier: Any) -> str | None:
+    """Give a holder its earlier :func:`contents` again; tells what was another, None where nothing was.
+
+    >>> kept = {"x": 1}
+    >>> kept["y"] = 2
+    >>> put_back(kept, {"x": 1}), kept
+    ('y', {'x': 1})
+    """
+    now = contents(holder)
+    if isinstance(now, dict):
+        names = [name for name in {**now, **earlier} if not _is_same(now.get(name, now), earlier.get(name, now))]
+    elif isinstance(now, list):
+        same = len(now) == len(earlier) and all(map(_is_same, now, earlier))
+        names = [] if same else ["a list"]
+    else:
+        names = [] if now == earlier else ["a set"]
+    if not names:
+        return None
+    if isinstance(holder, (dict, list, deque, set)):
+        holder.clear()
+        holder.extend(earlier) if isinstance(now, list) else holder.update(earlier)  # type: ignore[union-attr]
+        return str(names[0])
+    how = type if isinstance(holder, type) else object
+    for name in names:
+        how.__setattr__(holder, name, earlier[name]) if name in earlier else how.__delattr__(holder, name)
+    return str(names[0])
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and type(one) in PLAIN and one == other)
