@@ -33,9 +33,10 @@ class InformationFlow(Method):
 
     What a layer adds to the residual stream makes a sum ``y``, of the stream before, what each head writes from each
     position, and what the feed-forward part writes (all of it at once in a parallel block). A part ``a`` of it counts
-    ``max(0, ‖y‖₁ − ‖a − y‖₁)``, and its share is that over the sum of all parts' (biases are no part, as in ALTI). The
-    share of an input token is the sum, over the ways from the position where the value is read down to it, of the
-    product of the shares on the way: what a position has kept, and what its own feed-forward part writes, stay with it.
+    ``max(0, ‖y‖₁ − ‖a − y‖₁)``, and its share is that over the sum of all parts' (attention's biases are no part, as in
+    ALTI; the feed-forward part has its own in what it writes). The share of an input token is the sum, over the ways
+    from the position where the value is read down to it, of the product of the shares on the way: what a position has
+    kept, and what its own feed-forward part writes, stay with it.
     (Where the value is read at several positions, it is their mean.) It is the same whatever is explained at a
     position. ALTI differs in that it takes what all heads write from a position for one part.
 
