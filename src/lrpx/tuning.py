@@ -17,8 +17,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow.parquet as pq
-
 from lrpx._kinds import KINDS, PLACES
 from lrpx.benchmarks import Run, keep
 from lrpx.benchmarks._faithfulness import Faithfulness
@@ -37,6 +35,7 @@ from lrpx.methods import (
 from lrpx.methods import find as find_method
 from lrpx.methods._method_files import with_settings, write
 from lrpx.rules import Gamma
+from lrpx.runs import read_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -239,7 +238,7 @@ def _tables(run: Run, folder: str | Path | None, command: str, done: Callable[[i
         return [run.part(number, done) for number in range(run.parts)]
     with keep(run, Path(folder), command) as kept:
         kept.explain(done)
-        return [pq.ParquetFile(path).read() for path in kept.store.checked_parts()]
+        return [read_columns(path) for path in kept.store.checked_parts()]
 
 
 def _with_gamma(method: Backward, name: str, settings: Mapping[str, Any]) -> Method:

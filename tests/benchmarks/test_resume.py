@@ -21,6 +21,7 @@ from lrpx.benchmarks._agreement import Agreement
 from lrpx.errors import ResultFileError
 from lrpx.methods import Backward
 from lrpx.rules import Gamma
+from lrpx.runs import Store
 
 SENTENCES = Path(__file__).parent / "data" / "sentences.conllu"
 COMMAND = ["lrpx", "benchmark", "sva", "--data", str(SENTENCES), "--out", "out", "--part", "2"]
@@ -304,7 +305,7 @@ def test_versions_are_listed_and_may_differ(again, tmp_path):
     path = tmp_path / "run.json"
     record = json.loads(path.read_text())
     torch = record["versions"]["torch"]
-    path.write_text(json.dumps(record | {"versions": record["versions"] | {"torch": "1.0"}}))
+    Store.read(tmp_path).note(versions=record["versions"] | {"torch": "1.0"})
     assert again() == 0
     assert json.loads(path.read_text())["versions"]["torch"] == f"1.0, {torch}"
     assert again() == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections import Counter
 from fractions import Fraction
@@ -134,6 +135,21 @@ def test_rows_come_in_the_order_of_the_run_and_by_id(tmp_path):
     assert select(Store.read(folder), ["id"])["id"].to_list() == [row["id"] for row in ROWS[:31]]
     some = select(Store.read(folder), ["id", "relevance/lrp"], ids=["random:30", "random:2"])
     assert some["relevance/lrp"].to_list() == [ROWS[1]["relevance/lrp"], ROWS[29]["relevance/lrp"]]
+
+
+def test_no_flipped_bit_of_the_rows_goes_unseen(tmp_path):
+    """A report is written of rows that polars, which knows no checksums, would read as they are, or end the process."""
+    store = Store.read(write(tmp_path, ROWS[:8]))
+    columns = ["id", "correct", "relevance/lrp", "RMA/lrp"]
+    kept, path = select(store, columns), store.parts()[0]
+    whole, unseen, drawn = path.read_bytes(), [], random.Random(0)
+    for bit in [drawn.randrange(8 * len(whole)) for _ in range(400)]:
+        path.write_bytes(whole[: bit // 8] + bytes([whole[bit // 8] ^ 1 << bit % 8]) + whole[bit // 8 + 1 :])
+        try:
+            unseen += [] if select(store, columns).equals(kept) else [bit]
+        except ResultFileError:
+            continue
+    assert unseen == []
 
 
 def test_a_folder_with_signs_of_a_pattern_is_read(tmp_path):

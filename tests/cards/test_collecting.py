@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import time
 from copy import deepcopy
 
@@ -18,7 +17,7 @@ from lrpx.cards._collect import EVERY, REFERENCES, _first
 from lrpx.cards._references import BINS, edges, octave
 from lrpx.errors import DataError, InputError, MethodError, ModelError, NonFiniteError, ResultFileError, TraceError
 from lrpx.model import BoundModel
-from lrpx.runs import digest
+from lrpx.runs import Store, digest
 from lrpx.tasks import Task
 from tests import tiny
 from tests.cards import samples
@@ -180,10 +179,9 @@ def test_another_run_is_refused(model, tmp_path):
 def test_references_of_an_older_version_are_refused_by_name(model, tmp_path, name):
     collect(Collection(model, corpus(tmp_path), k=2), tmp_path / "run")
     path = tmp_path / "run" / "run.json"
-    record = json.loads(path.read_text())
+    record = Store.read(path.parent).record
     del record["settings"][name]
-    record["digest"] = digest(record["kind"], record["settings"])
-    path.write_text(json.dumps(record))
+    Store(path.parent, record).note(digest=digest(record["kind"], record["settings"]))
     with pytest.raises(ResultFileError, match=f"say nothing of {name}; collect them again"):
         References.read(tmp_path / "run")
 

@@ -137,13 +137,45 @@ def test_no_flipped_bit_goes_unseen(tmp_path):
     assert read_table(path, table.schema, "ab").equals(table)
     wrong = []
     for bit in range(8 * len(whole)):
-        broken = bytearray(whole)
-        broken[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(broken)
+        path.write_bytes(flipped(whole, bit))
         found = read_table(path, table.schema, "ab")
         if found is not None and not found.equals(table):
             wrong.append(bit)
     assert wrong == []
+
+
+def test_no_flipped_bit_of_what_a_table_says_goes_unseen(tmp_path):
+    path, table = tmp_path / "samples.parquet", TABLE.select(["id"])
+    more = {b"lrpx.notes": '{"counts": {"read": 1234}}'}
+    write_table(path, table, "ab", more)
+    whole = path.read_bytes()
+    kept = read_table(path, table.schema, "ab")
+    assert kept.schema.metadata[b"lrpx.notes"] == more[b"lrpx.notes"].encode()
+    for bit in range(8 * (len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")), 8 * len(whole)):
+        path.write_bytes(flipped(whole, bit))
+        found = read_table(path, table.schema, "ab")
+        assert found is None or (found.equals(kept) and found.schema.metadata == kept.schema.metadata), bit
+
+
+def test_no_flipped_bit_of_the_record_goes_unseen(folder):
+    """What a run notes beside its settings is in reports: how many samples there were, how methods are called."""
+    with begin(folder) as store:
+        store.note(counts={"read": 1234}, labels={"lrp": "CP-LRP"})
+    path = folder / "run.json"
+    whole, kept = path.read_bytes(), Store.read(folder).record
+    for bit in range(8 * len(whole)):
+        path.write_bytes(flipped(whole, bit))
+        try:
+            assert Store.read(folder).record == kept, bit
+        except ResultFileError:
+            continue
+
+
+def flipped(content, bit):
+    """The same bytes but for one bit."""
+    broken = bytearray(content)
+    broken[bit // 8] ^= 1 << bit % 8
+    return bytes(broken)
 
 
 @pytest.mark.parametrize("length", [0, 10, 100, -100, -1])

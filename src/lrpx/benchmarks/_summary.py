@@ -16,6 +16,7 @@ from lrpx.benchmarks._words import RANDOM
 from lrpx.errors import InputError, ResultFileError
 from lrpx.metrics import Metric
 from lrpx.metrics._statistics import holm, interval, paired_test
+from lrpx.runs import BROKEN, read_columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -134,12 +135,15 @@ def select(store: Store, columns: Sequence[str], ids: Sequence[str] | None = Non
         ResultFileError: there are no rows, or they cannot be read, are of another run, or lack a column.
     """
     parts = store.checked_parts()
+    read = list(dict.fromkeys([*columns, *([] if ids is None else ["id"])]))
+    found = []
     try:
-        rows = pl.scan_parquet(parts, glob=False)
-        if ids is not None:
-            rows = rows.filter(pl.col("id").is_in(list(ids)))
-        return rows.select(columns).collect()
-    except (pl.exceptions.PolarsError, OSError) as error:
+        for path in parts:  # not by polars, which knows no checksums
+            rows = pl.from_arrow(read_columns(path, read))
+            assert isinstance(rows, pl.DataFrame)
+            found.append(rows if ids is None else rows.filter(pl.col("id").is_in(list(ids))))
+        return pl.concat(found).select(columns)
+    except (pl.exceptions.PolarsError, *BROKEN) as error:
         reason = str(error).splitlines()[0]
         raise ResultFileError(
             f"cannot read the rows in {parts[0].parent}: {reason}; run it again, which makes anew what is broken"

@@ -12,6 +12,6 @@ except ImportError as error:
     ) from error
 
 from lrpx.runs._store import Store, digest, versions
-from lrpx.runs._tables import read_table, write_table
+from lrpx.runs._tables import BROKEN, read_columns, read_table, write_table
 
-__all__ = ["Store", "digest", "read_table", "versions", "write_table", "write_whole"]
+__all__ = ["BROKEN", "Store", "digest", "read_columns", "read_table", "versions", "write_table", "write_whole"]

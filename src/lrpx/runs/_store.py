@@ -33,9 +33,11 @@ RECORD: Final = "run.json"
 ROWS: Final = "rows"
 """The folder of the parts."""
 LOCK: Final = ".lock"
+CHECKSUM: Final = "sha256"
+"""Of the record, beside what it says: against lost bits, and no signature."""
 LONGEST: Final = 120
 """Characters of a setting in a message."""
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Of the folder; it is one of the settings' digest, so that no other format is read as this one."""
 
 
@@ -113,8 +115,7 @@ class Store:
         """
         path = folder / RECORD
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            _check(record)
+            record = _read(path)
         except OSError as error:
             raise ResultFileError(
                 f"cannot read {path}: {error.strerror}; name the folder of a run, or run it first"
@@ -142,7 +143,7 @@ class Store:
             ResultFileError: it cannot be written.
         """
         self.record.update(facts)
-        text = json.dumps(self.record, ensure_ascii=False, indent=1) + "\n"
+        text = json.dumps(self.record | {CHECKSUM: _checksum(self.record)}, ensure_ascii=False, indent=1) + "\n"
         write_whole(self.folder / RECORD, text.encode())
 
     def path(self, part: str) -> Path:
@@ -250,8 +251,7 @@ def _recorded(
     """The record of the run in a folder, which has these settings; ``only``: the others are not known yet."""
     path = folder / RECORD
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        _check(record)
+        record = _read(path)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ResultFileError(f"{path} is not the record of a run; name another folder with --out") from error
     if record["kind"] != kind:
@@ -267,14 +267,23 @@ def _recorded(
     return dict(record)
 
 
-def _check(record: Any) -> None:
-    """Refuse, by any of ValueError, KeyError, TypeError, what is no record."""
+def _checksum(record: Mapping[str, Any]) -> str:
+    """The SHA-256 of what a record says, however it is laid out."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A record; raises OSError, or any of ValueError, KeyError, TypeError and RecursionError for what is none."""
+    record = json.loads(path.read_text(encoding="utf-8"))
     if record["format"] != FORMAT:
         raise ValueError(f"its format is {record['format']}, and this is {FORMAT}")
     if not isinstance(record["versions"], dict):
         raise TypeError("it lists no versions")
     if record["digest"] != digest(record["kind"], record["settings"]):
         raise ValueError("its digest is not that of its settings")
+    if record.pop(CHECKSUM) != _checksum(record):
+        raise ValueError("it was changed since it was written: its checksum is another")
+    return dict(record)
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -10,11 +12,13 @@ import pyarrow.parquet as pq
 from lrpx._files import write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 DIGEST: Final = b"lrpx.digest"
 """The key, in a table's metadata, of the digest of the settings it was made by."""
+CHECKSUM: Final = b"lrpx.sha256"
+"""The key of the checksum of what else the metadata says, which no page's checksum covers."""
 BROKEN: Final = (OSError, ValueError, pa.ArrowException)
 """What reading a broken Parquet file raises: names that are no text, for one, are a ValueError."""
 GROUP: Final = 512
@@ -40,22 +44,40 @@ def write_table(path: Path, table: pa.Table, digest: str, more: Mapping[bytes, s
         digest: of the settings they were made by.
         more: what else its metadata shall say.
     """
-    write_whole(path, encoded(table.replace_schema_metadata({DIGEST: digest} | dict(more or {}))))
+    said = {DIGEST: digest.encode()} | {name: text.encode() for name, text in (more or {}).items()}
+    write_whole(path, encoded(table.replace_schema_metadata(said | {CHECKSUM: _checksum(said)})))
 
 
 def read_table(path: Path, columns: pa.Schema, digest: str) -> pa.Table | None:
     """A Parquet file with these columns and this digest; None when there is none that is whole, by its checksums."""
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            table, rows = file.read(), file.metadata.num_rows
+        table = read_columns(path)
     except BROKEN:
         return None
-    same = table.schema.equals(columns) and (table.schema.metadata or {}).get(DIGEST) == digest.encode()
-    # no checksum covers how many rows a group has, and the reader believes it
-    return table if same and table.num_rows == rows else None
+    said = dict(table.schema.metadata or {})
+    whole = said.pop(CHECKSUM, None) == _checksum(said)
+    return table if whole and table.schema.equals(columns) and said.get(DIGEST) == digest.encode() else None
+
+
+def read_columns(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Some columns of a Parquet file, or all; raises one of ``BROKEN`` where its checksums say that it is not whole."""
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        missing = [name for name in columns or () if name not in file.schema_arrow.names]
+        if missing:
+            raise ValueError(f"there is no column {missing[0]!r}")
+        table, rows = file.read(columns), file.metadata.num_rows
+    if table.num_rows != rows:  # no checksum covers how many rows a group has, and the reader believes it
+        raise ValueError(f"it has {table.num_rows} rows, and says that they are {rows}")
+    return table
 
 
 def digest_of(path: Path) -> str:
     """The digest in a Parquet file's metadata, or ""; raises one of ``BROKEN`` where it cannot be read."""
     found: bytes = (pq.read_schema(path).metadata or {}).get(DIGEST, b"")
     return found.decode("ascii", "replace")
+
+
+def _checksum(said: Mapping[bytes, bytes]) -> bytes:
+    """The SHA-256 of what a table's metadata says."""
+    plain = sorted((name.hex(), text.hex()) for name, text in said.items())
+    return hashlib.sha256(json.dumps(plain).encode()).hexdigest().encode()
