@@ -187,6 +187,22 @@ def test_constants_that_a_model_multiplies_by_come_in(name):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
 
 
+def test_constants_behind_a_mamba_come_in_where_an_mlp_follows_in_its_layer():
+    """What the MLP makes of the Mamba's part of the stream is no gain of the Mamba, and hides none."""
+    import transformers as tf
+
+    mamba = {"mamba_n_heads": 8, "mamba_d_head": 4, "mamba_d_state": 4, "mamba_n_groups": 1, "mamba_expand": 2}
+    more = {"num_key_value_heads": 2, "pad_token_id": 0, "num_local_experts": 0, "num_experts_per_tok": 0}
+    given = {"shared_intermediate_size": 24, "residual_multiplier": 0.22, "layer_types": ["mamba", "attention"]}
+    config = tf.GraniteMoeHybridConfig(**tiny.SIZES | more | mamba | given)
+    model = BoundModel(tiny.build(tf.GraniteMoeHybridForCausalLM, config, "eager"), None)
+    found = places(model.module, "neurons")
+    assert [place.path.rpartition(".")[2] for place in found] == ["out_proj", "output_linear", "output_linear"]
+    for place in found:
+        (gain,) = Lens.of(model, [place]).gains.values()
+        torch.testing.assert_close(gain, torch.full((16,), 0.22))
+
+
 def test_models_without_a_vocabulary(byte_tokenizer):
     bert = BoundModel(models.tiny_bert(vocab_size=340), byte_tokenizer)
     classifier = BoundModel(tiny.bert_classifier(vocab_size=340, pad_token_id=0), byte_tokenizer)

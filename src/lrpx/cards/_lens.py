@@ -9,6 +9,7 @@ soft cap of the logits, as Gemma 2 has, is left out.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -20,8 +21,10 @@ from lrpx import tasks
 from lrpx._hooks import hooks
 from lrpx._modules import attending_as_before, layer_of, layers, named_modules
 from lrpx.engine import Tap, propagate
-from lrpx.errors import ModelError
+from lrpx.errors import MethodError, ModelError
 from lrpx.recipes import GRADIENT
+from lrpx.units import places
+from lrpx.units._place import is_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
     from lrpx.engine._places import Side
     from lrpx.model import BoundModel
-    from lrpx.units import Place
+    from lrpx.units import Kind, Place
 
 PROBE: Final = 1000.0
 """The size of what norms are tried with, so that their ε is nothing beside it."""
@@ -212,8 +215,10 @@ def _gains(module: Module, head: str, last: Mapping[str, str], ids: Tensor) -> t
     for place in last:
         if (around := layer_of(place)) is not None:
             inside.setdefault(around.path, []).append(place)
+    known = _branches(module) if last else []
+    others = [path for path in known if not any(is_in(each, path) for each in last)]
     with hooks() as on, attending_as_before(module), torch.inference_mode(mode=False), torch.enable_grad():
-        for path in dict.fromkeys(last.values()):
+        for path in dict.fromkeys([*last.values(), *others]):
             on.after(modules[path], leaf(path, torch.clone))
         for path, of in inside.items():
             on.after(modules[path], layer(of))
@@ -221,6 +226,16 @@ def _gains(module: Module, head: str, last: Mapping[str, str], ids: Tensor) -> t
         made = module(input_ids=ids)
         gradient = _gradient(made if isinstance(made, Tensor) else made[0], given[head])
     return found, 1.0 if gradient is None else float(gradient.float().median())
+
+
+def _branches(module: Module) -> list[str]:
+    """What a layer adds to its stream: were it no leaf, what it makes of a branch before it would be in its gain."""
+    found: list[str] = []
+    kinds: tuple[Kind, ...] = ("neurons", "attention")
+    for kind in kinds:
+        with suppress(MethodError):
+            found += [place.path for place in places(module, kind)]
+    return found
 
 
 def _gradient(value: Tensor, leaf: Tensor) -> Tensor | None:
