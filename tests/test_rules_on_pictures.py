@@ -536,6 +536,13 @@ def graph(m: Roles, x: torch.Tensor) -> torch.Tensor:
     return x + m.o(torch.nn.functional.leaky_relu(m.w(v) + m.u(v).mT, 0.2).softmax(-1) @ v)
 
 
+def by_rows_and_columns(m: Roles, x: torch.Tensor) -> torch.Tensor:
+    """Scores that have a table's of places besides, of two rows and two columns, as in SAM where it is not fused."""
+    q, k, v = m.q(x), m.k(x)[:, :4], m.v(x)[:, :4]
+    places = m.w(q)[:, :, :, None] + m.u(q)[:, :, None, :]
+    return x + m.o((q @ k.mT + places.flatten(2)).softmax(-1) @ v)
+
+
 def by_temperature(m: Roles, x: torch.Tensor) -> torch.Tensor:
     scores = m.q(x) @ m.k(x).mT * torch.nn.functional.softplus(m.w(x))
     return x + m.o(scores.softmax(-1) @ m.v(x))
@@ -645,6 +652,7 @@ ROLES = {  # the model, the outputs of w and u, and the layers into attention; t
     "by distance": (by_distance, 1, 1, "qkv"),
     "by squared distance": (by_squared_distance, 1, 1, "qkv"),
     "of a graph": (graph, 1, 1, "wuv"),
+    "places by rows and columns": (by_rows_and_columns, 2, 2, "qkv"),
     "temperature": (by_temperature, 1, 1, "qkv"),
     "deformable": (partial(deformable, heads=2), 6, 12, "wv"),
     "deformable, one head": (partial(deformable, heads=1), 3, 6, "wv"),

@@ -54,6 +54,11 @@ def origin(x: Tensor, dim: int, *, through_products: bool = True, chosen: bool =
     return _origin(x.grad_fn, x.output_nr, dim % x.ndim, through_products, chosen, [FARTHEST])
 
 
+def of_node(node: Any, at: int, dim: int) -> str:
+    """The same of a dimension of what a node gives, counted from the first."""
+    return _origin(node, at, dim, True, True, [FARTHEST])[0]
+
+
 def at_product(x: Tensor, dim: int) -> int | None:
     """Which dimension of a product with weights, counted from the last, became one of ``x``."""
     node, at, dim = cast("Any", x.grad_fn), x.output_nr, dim % x.ndim

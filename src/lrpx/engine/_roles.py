@@ -604,16 +604,25 @@ def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:
 
 
 def _pairs(node: Any) -> bool:
-    """Whether a sum is of each of some places with each of others, as a product of queries and keys is."""
+    """Whether a sum is of each of some places with each of others, as a product of queries and keys is; of what a table
+    has for rows and for columns, as of relative places, it is of a layer's outputs."""
     edges = [edge for edge in node.next_functions if edge[0] is not None]
     if len(edges) != 2:
         return False
-    if all(kind(child) == "Unsqueeze" for child, _ in edges):
-        one, other = (child._saved_dim for child, _ in edges)
-        return bool(one != other)
     after = shape(node, 0)
     sizes = [(1,) * (len(after) - len(before)) + before for before in (shape(*edge) for edge in edges)]
-    return all(any(of < size for of, size in zip(each, after, strict=True)) for each in sizes)
+    if all(kind(child) == "Unsqueeze" and len(shape(child, at)) == len(after) for child, at in edges):
+        one, other = ({dimension(child._saved_dim, len(after))} for child, _ in edges)
+    else:
+        one, other = ({dim for dim, size in enumerate(after) if each[dim] < size} for each in sizes)
+    if one == other or not (one and other):
+        return False
+    alone = zip(edges, (other - one, one - other), strict=True)  # what each of them has, and the other has not
+    return not any(
+        _origins.of_node(child, at, dim - len(after) + len(shape(child, at))) == _origins.OUTPUTS
+        for (child, at), dims in alone
+        for dim in dims
+    )
 
 
 def _is_product(node: Any) -> bool:
