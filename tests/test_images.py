@@ -1359,3 +1359,31 @@ def test_a_texts_class_token_is_none_of_the_images():
     near(alone.parts["class token"].values, many[1].parts["class token"].values)
     assert alone.ledger.by_kind()["class token"] == pytest.approx(float(alone.parts["class token"].values.sum()))
     assert alone.ledger.closes(1e-9)
+
+
+class InPlace(torch.nn.Module):
+    """Normalises what it is given in the place of it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = torch.nn.Linear(3 * 4 * 4, 3).double()
+
+    def forward(self, pixel_values):
+        return self.head(pixel_values.mul_(2).flatten(1))
+
+
+@pytest.mark.parametrize("method", ["attnlrp", "gradient-x-input", "integrated-gradients", "random"])
+def test_a_model_that_writes_into_its_pixels_leaves_the_given_ones(method):
+    """A second call of it saw pixels of the first: relevance was twice the value, and the user's pixels were others."""
+    model = InPlace().eval()
+    given = torch.randn(2, 3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    kept = given.clone()
+    weight, bias = (each[1].detach() for each in (model.head.weight, model.head.bias))
+    wanted = 2 * kept * weight.reshape(3, 4, 4)
+    explain = Explainer(model, task=Task.IMAGE_CLASSIFICATION)
+    for found, pixels in ((explain(given[0], 1, method=method), 0), (explain(given, 1, method=method)[1], 1)):
+        assert torch.equal(given, kept)
+        assert found.explained.value == pytest.approx(float(wanted[pixels].sum() + bias), abs=1e-12)
+        if method != "random":
+            torch.testing.assert_close(found.parts["pixels"].values, wanted[pixels], rtol=0, atol=1e-9)

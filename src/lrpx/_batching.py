@@ -120,6 +120,12 @@ class Batch:
     wide: int = 0
 
     @property
+    def handed(self) -> dict[str, Any]:
+        """A copy of the inputs, for one call of the model: it may write into what it is given (``pixels.sub_(mean)``),
+        which is the user's own, or is given again."""
+        return {name: each.detach().clone() if isinstance(each, Tensor) else each for name, each in self.inputs.items()}
+
+    @property
     def arguments(self) -> tuple[str, ...]:
         """The arguments that take tokens."""
         return self.task.arguments if self.task.segments else ()

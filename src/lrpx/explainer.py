@@ -548,7 +548,7 @@ class Explainer:
         pixels = None if name is None else questions.rows[0].arguments.get(name)
         try:
             with torch.no_grad():
-                self.model(**self.bound.batch(questions).inputs)
+                self.model(**self.bound.batch(questions).handed)
         except (RuntimeError, ValueError, AssertionError) as refusal:
             told = " ".join(str(refusal).split()) or type(refusal).__name__
             size = "" if pixels is None else f" of {' × '.join(map(str, pixels.shape[1:]))}"

@@ -442,7 +442,7 @@ class BoundModel(Named):
 
     def _images_meet(self, row: Row) -> bool:
         batch = self.batch(Questions((row,), (Question(0, None, self.default_target()),)))
-        return tasks.signals_meet(self.module, batch.inputs)
+        return tasks.signals_meet(self.module, batch.handed)
 
     @property
     def _hides(self) -> bool:
@@ -587,7 +587,7 @@ class BoundModel(Named):
             return None
         if pixels.shape not in self._patches:
             batch = self.batch(Questions((row,), (Question(0, 0, self.default_target()),)))
-            found = patches_of(self.module, batch.inputs, name)
+            found = patches_of(self.module, batch.handed, name)
             is_all = found is None or not self._reads_beside(found, row, name)
             self._patches[pixels.shape] = found if is_all else None
         return self._patches[pixels.shape]
@@ -615,14 +615,14 @@ class BoundModel(Named):
         shape = row.arguments[name].shape
         if shape not in self._places:
             batch = self.batch(Questions((row,), (Question(0, 0, self.default_target()),)))
-            self._places[shape] = places_of(self.module, batch.inputs, name, patches)
+            self._places[shape] = places_of(self.module, batch.handed, name, patches)
         return self._places[shape]
 
     def entering(self, row: Row) -> Tensor | None:
         """``[T, d]``: what enters the model's first attention of the image of a row; None where that is no row for each
         token."""
         batch = self.batch(Questions((row,), (Question(0, 0, self.default_target()),)))
-        found = entering(self.module, batch.inputs)
+        found = entering(self.module, batch.handed)
         return None if found is None else found[0].cpu()
 
     # -------------------------------------------------------------------------- running
@@ -637,7 +637,7 @@ class BoundModel(Named):
         batch = self.batch(questions)
         reading = self._reading(batch, batch.positions(questions), self._rows_alone)
         with torch.no_grad(), attending_as_before(self.module), unpacked(self.module), reading as read:
-            answers = self._answers(questions, read(self.module(**batch.inputs)))
+            answers = self._answers(questions, read(self.module(**batch.handed)))
         _refuse_non_finite(answers.logits)
         return answers.detached()
 
@@ -750,7 +750,7 @@ class BoundModel(Named):
                     stack.enter_context(hiding(batch.inputs["attention_mask"], batch.real))
                 stack.enter_context(torch.no_grad())
                 logits_of = stack.enter_context(self._reading(batch, batch.positions(some), alone))
-                answers = self._answers(some, logits_of(self.module(**batch.inputs)))
+                answers = self._answers(some, logits_of(self.module(**batch.handed)))
                 if read is None:
                     values = answers.values
                 else:
@@ -871,7 +871,7 @@ class BoundModel(Named):
         around another may count them by the mask."""
         around = not tasks.is_theirs(self.module) and PLACES not in argument_names(self.module.forward)
         held = (batch.rows[0].arguments or around) and "input_ids" in batch.inputs
-        return holding(self.module, batch.inputs) if held else nullcontext()
+        return holding(self.module, batch.handed) if held else nullcontext()
 
     def _says_the_same(self, questions: Questions) -> bool:
         """Whether the model says the same of rows without their hidden tokens. Tried on the longest of them, and known
@@ -960,7 +960,7 @@ class BoundModel(Named):
                 yield trace, read(self.module(**changed.inputs))
 
         with torch.inference_mode(False):
-            given = batch.inputs | {"positions": batch.positions(questions)}
+            given = batch.handed | {"positions": batch.positions(questions)}
         paths = frozenset(tasks.source_paths(self.module, self.task))
         run: AbstractContextManager[tuple[Trace, Tensor]]
         packs = not (compiled or ledger or recompute) and bool(batch.arguments) and recipe.is_ours()
@@ -986,7 +986,7 @@ class BoundModel(Named):
     def _know_tokens(self, batch: Batch) -> None:
         """Look for the tokens' modules beside an image before a run in which an intervention may ask for them."""
         if batch.arguments and batch.rows[0].arguments and intervened(self.module):
-            with_tokens(self.module, batch.inputs)
+            with_tokens(self.module, batch.handed)
 
     def _reading(self, batch: Batch, positions: Tensor | None, alone: bool) -> AbstractContextManager[Read]:
         inputs: Mapping[str, Any] = batch.inputs
@@ -1026,7 +1026,7 @@ class BoundModel(Named):
 
         def ends_in_one() -> bool:
             with torch.no_grad(), _Sigmoids() as sigmoids, self._reading(batch, positions, self._rows_alone) as read:
-                found = read(self.module(**batch.inputs))
+                found = read(self.module(**batch.handed))
             return any(bool(torch.isin(found, each).all()) for each in sigmoids.given)
 
         with ThreadPoolExecutor(1) as thread:

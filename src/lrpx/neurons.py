@@ -113,7 +113,7 @@ def _refuse_no_tokens(model: BoundModel, questions: Questions, chosen: Sequence[
     """
     if not (model.task.segments and questions.rows[0].arguments):
         return
-    seen = with_tokens(model.module, model.batch(questions.about([0])).inputs)
+    seen = with_tokens(model.module, model.batch(questions.about([0])).handed)
     other = next((place for place in chosen if (place.path, place.side) not in seen), None)
     if other is not None:
         raise MethodError(
@@ -242,7 +242,7 @@ def places_of(model: BoundModel, questions: Questions, kind: Kind, recipe: Recip
     """
     example = None
     if not model.task.segments or questions.rows[0].arguments:
-        example = model.batch(questions.about([0])).inputs
+        example = model.batch(questions.about([0])).handed
     found = places(model.module, kind, example)
     hidden = next((place for place in found if place.is_normed and place.behind is None), None)
     if hidden is not None and not recipe.has_rule_for_norms():
