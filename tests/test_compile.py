@@ -334,8 +334,12 @@ class Configured(nn.Module):
         self.layer, self.scale, self.sign = layer, Scale(), Sign.PLUS
         self.number, self.slotted = np.float64(1.0), Slotted(1.0)
         self.shifted, self.constants = Shifted(), Constants
+        self.unregistered, self.steps = [nn.LeakyReLU(0.1)], {"sin": 1.0, "exp": 0.5}
 
     def forward(self, x):
+        for name, by in self.steps.items():
+            x = getattr(torch, name)(x) * by
+        x = self.unregistered[0](x)
         found = torch.tanh(self.layer(x)) * self.scale.factor * self.sign.value * float(self.number) * self.times
         return self.shifted(found ** (self.scale.kind.power * self.constants.power) * self.slotted.gain)
 
@@ -344,7 +348,13 @@ def set_class(layer, value):
     type(layer).times = value
 
 
+def exchange(kept):
+    kept.update({name: kept.pop(name) for name in reversed(list(kept))})
+
+
 CHANGES = {
+    "a module in a list": lambda layer: setattr(layer.unregistered[0], "negative_slope", 3.0),
+    "the order of a dictionary": lambda layer: exchange(layer.steps),
     "another object": lambda layer: setattr(layer, "scale", Scale(2.0)),
     "inside an object": lambda layer: setattr(layer.scale.kind, "power", 3),
     "a member of an enum": lambda layer: setattr(layer, "sign", Sign.MINUS),
@@ -514,6 +524,15 @@ def test_a_hook_of_the_users_is_refused(compiled_llama):
         compiled_llama(ROWS[0])
     handle.remove()
     compiled_llama(ROWS[0])
+
+
+def test_a_hook_of_a_module_in_a_list_is_refused():
+    layer = nn.Linear(2, 2)
+    layer.unregistered = [nn.Tanh()]
+    _compiled._Call.of(layer, None, {}, frozenset(), ATTNLRP)
+    layer.unregistered[0].register_forward_hook(lambda module, args, output: output)
+    with pytest.raises(ModelError, match=r"Tanh has a hook, .*compile=False"):
+        _compiled._Call.of(layer, None, {}, frozenset(), ATTNLRP)
 
 
 @slow

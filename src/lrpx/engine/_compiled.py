@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -25,7 +24,7 @@ from lrpx._modules import named_modules
 from lrpx._progress import waiting
 from lrpx.engine import _roles
 from lrpx.engine._places import Source
-from lrpx.engine._settings import Same, Settings, contents, put_back
+from lrpx.engine._settings import Settings, contents, put_back
 from lrpx.engine._trace import Trace
 from lrpx.errors import ModelError
 from lrpx.recipes import GRADIENT
@@ -35,13 +34,12 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from torch.fx import GraphModule
+    from torch.nn import Module
 
     from lrpx.recipes import Recipe
 
     Forward = Callable[[Mapping[str, Any]], AbstractContextManager[tuple[Trace, Tensor]]]
 
-NOT_SETTINGS = frozenset(vars(Module())) - {"training", "_modules", "_parameters", "_buffers"}
-"""What each module has besides its settings, as hooks, which are refused."""
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 INSTEAD = "use Explainer(..., compile=False)"
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}
@@ -109,14 +107,11 @@ class _Call:
         modules = [module for _, module in named_modules(model)]
         spaces = [space for module in modules for space in (vars(module)["_parameters"], vars(module)["_buffers"])]
         own = {id(tensor): tensor for space in spaces for tensor in space.values() if tensor is not None}
-        settings = Settings({key: number for number, key in enumerate(own)})
-        facts: list[Any] = []
-        for module in modules:
-            inside = vars(module)
-            if any(inside[kind] for kind in HOOKS):
+        settings = Settings(modules, {key: number for number, key in enumerate(own)})
+        facts = list(map(settings.of_module, modules))
+        for module in (*modules, *settings.beside):
+            if any(vars(module)[kind] for kind in HOOKS):
                 _refuse_hooks(module)
-            held = {name: settings.of(each) for name, each in inside.items() if name not in NOT_SETTINGS}
-            facts.append((Same(module), settings.of_class(type(module)), held))
         tensors = [*own.values(), *(value for value in given.values() if isinstance(value, Tensor))]
         kinds = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors]
         others = {name: None if isinstance(value, Tensor) else value for name, value in given.items()}
@@ -372,13 +367,11 @@ def _unchanged(model: Module) -> Iterator[None]:
     Raises:
         TypeError: it did, so that its code would depend on the calls before.
     """
-    settings = Settings()
-    spaces: list[Any] = []
-    for module in model.modules():
-        settings.of_class(type(module))
-        settings.of({name: each for name, each in vars(module).items() if name not in NOT_SETTINGS})
-        spaces += [vars(module), module._buffers, module._parameters]
-    spaces += settings.holders
+    modules = list(model.modules())
+    settings = Settings(modules)
+    for module in modules:
+        settings.of_module(module)
+    spaces = [*map(vars, (*modules, *settings.beside)), *settings.holders]
     earlier = [contents(space) for space in spaces]
     try:
         yield

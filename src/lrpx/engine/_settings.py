@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.nn import Module
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
+NOT_SETTINGS = frozenset(vars(Module())) - {"training", "_modules", "_parameters", "_buffers"}
+"""What each module has besides its settings, as hooks, which are refused."""
 NOT_LOOKED_INTO = sys.stdlib_module_names | {"numpy", "torch"}
 """Whose objects are only asked whether they are the same: functions and types, a logger, a lock, an array."""
 
@@ -43,9 +45,10 @@ class Settings:
     """Reads what objects hold, each once, wherever it is met again.
 
     What it reads is equal to what another one reads later, if nothing has changed: plain values and containers are
-    what they are, all else is the same object with the same attributes, its class's too. Modules are not looked into.
+    what they are, a dictionary's in their order, all else is the same object with the same attributes, its class's too.
 
     Args:
+        modules: those that are not looked into where they are met, because each is read with :meth:`of_module`.
         inputs: the tensors that are inputs of the code, by their ``id`` their numbers: of these it matters which one is
             where, and not what it holds.
 
@@ -58,9 +61,11 @@ class Settings:
     False
     """
 
-    def __init__(self, inputs: Mapping[int, int] | None = None) -> None:
+    def __init__(self, modules: Iterable[Module] = (), inputs: Mapping[int, int] | None = None) -> None:
         self._inputs = inputs or {}
-        self._met: set[int] = set()
+        self._met: set[int] = set(map(id, modules))
+        self.beside: list[Module] = []
+        """The other modules that were met, as in a list, where torch registers none."""
         self.holders: list[Any] = []
         """The containers, objects and classes that were read, whose contents may change."""
 
@@ -74,17 +79,25 @@ class Settings:
             return (Same(value), version) if number is None else number
         if isinstance(value, type):
             return self.of_class(value)
-        if isinstance(value, Module) or id(value) in self._met:
+        if id(value) in self._met:
             return Same(value)
         self._met.add(id(value))
         self.holders.append(value)
+        if isinstance(value, Module):
+            self.beside.append(value)
+            return self.of_module(value)
         if isinstance(value, dict):
-            return {key: self.of(each) for key, each in value.items()}
+            return [type(value), *((key, self.of(each)) for key, each in value.items())]  # perhaps run in this order
         if isinstance(value, (list, tuple, deque)):
-            return [self.of(each) for each in value]
+            return [type(value), *map(self.of, value)]  # a list is another index than a tuple
         if isinstance(value, (set, frozenset)):
             return set(value)
         return Same(value), self.of_class(type(value)), self._attributes(value)
+
+    def of_module(self, module: Module) -> Any:
+        """A module's class and attributes, its own tensors and modules among them."""
+        held = {name: self.of(each) for name, each in vars(module).items() if name not in NOT_SETTINGS}
+        return Same(module), self.of_class(type(module)), held
 
     def of_class(self, cls: type) -> Any:
         """What a class, and those between it and torch's or Python's own, have for all their objects."""
