@@ -222,6 +222,33 @@ def test_which_tensor_is_where_is_of_the_code():
     assert all(one != other for one, other in itertools.combinations(keys, 2))
 
 
+class Packed(nn.Parameter):
+    """A weight of another class, which looks from outside as the plain one does."""
+
+
+def test_a_weight_of_another_class_is_another_input_of_the_code():
+    layer = nn.Linear(2, 2)
+    before = _compiled._Call.of(layer, None, {}, frozenset(), ATTNLRP).key
+    layer.weight = Packed(layer.weight.detach())
+    assert _compiled._Call.of(layer, None, {}, frozenset(), ATTNLRP).key != before
+
+
+class Wrapped(torch.Tensor):
+    """A weight without numbers of its own, as a quantised one, whose class answers each operation."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return NotImplemented
+
+
+def test_a_quantised_weight_is_refused():
+    """Compiled code reads memory at its address, where there is none: the process died."""
+    layer = nn.Linear(2, 2, bias=False)
+    layer._parameters["weight"] = torch.Tensor._make_wrapper_subclass(Wrapped, (2, 2))
+    with pytest.raises(ModelError, match=r"Linear has a weight of Wrapped, .*compile=False"):
+        _compiled._Call.of(layer, None, {}, frozenset(), ATTNLRP)
+
+
 @slow
 def test_which_tensor_is_where_is_seen():
     model, changes = numbered()

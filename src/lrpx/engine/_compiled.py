@@ -102,7 +102,7 @@ class _Call:
         """Look at a model.
 
         Raises:
-            ModelError: it has hooks of the user's.
+            ModelError: it has hooks of the user's, or weights that are no plain tensors.
         """
         modules = [module for _, module in named_modules(model)]
         spaces = [space for module in modules for space in (vars(module)["_parameters"], vars(module)["_buffers"])]
@@ -113,7 +113,13 @@ class _Call:
             if any(vars(module)[kind] for kind in HOOKS):
                 _refuse_hooks(module)
         tensors = [*own.values(), *(value for value in given.values() if isinstance(value, Tensor))]
-        kinds = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors]
+        for tensor in tensors:
+            if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # has no memory for code to read
+                raise ModelError(
+                    f"{type(model).__name__} has a weight of {type(tensor).__name__}, perhaps quantised, that cannot "
+                    f"be compiled; {INSTEAD}"
+                )
+        kinds = [(type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors]
         others = {name: None if isinstance(value, Tensor) else value for name, value in given.items()}
         casts = {device.type: torch.get_autocast_dtype(device.type) for *_, device in kinds
                  if torch.is_autocast_enabled(device.type)}  # fmt: skip
