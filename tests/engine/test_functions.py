@@ -1778,3 +1778,30 @@ def test_an_exponential_takes_nothing_of_a_product(recipe: Recipe) -> None:
     near(relevance(lambda x: torch.exp((x @ UP) / 9) * (x @ DOWN), recipe)[1], wanted)
     value, found = relevance(inside(lambda x: torch.exp(x / 9)), recipe)  # no factor: it hands on what it gets
     near(found.sum(), (value * WEIGHTS).sum())
+
+
+ANGLES = noise(2, 4, seed=21)
+
+
+@every_family
+def test_roots_are_kept_where_others_are_scaled_by_constants_in_between(recipe: Recipe) -> None:
+    def scaled(x: Tensor) -> Tensor:
+        return ((x @ UP).view(2, 5, 2, 4) * ANGLES + (x @ DOWN).view(2, 5, 2, 4) * ANGLES).reshape(2, 5, 8)
+
+    def apart(x: Tensor) -> Tensor:
+        gate = torch.relu(x @ UP.T)
+        other = scaled(x)
+        return torch.sigmoid(gate) + other
+
+    agree(apart, lambda x: torch.sigmoid(torch.relu(x @ UP.T)) + scaled(x), recipe)
+
+
+@every_family
+def test_a_function_of_a_function_of_what_is_gone_is_refused(recipe: Recipe) -> None:
+    def apart(x: Tensor) -> Tensor:
+        gate = torch.relu(x @ UP.T)
+        other = 0.5 * (x @ UP) * (0.5 * (x @ DOWN))
+        return torch.sigmoid(gate) + other
+
+    with pytest.raises(UnknownOperationError, match="what is gone"):
+        relevance(apart, recipe)

@@ -148,9 +148,11 @@ def scaled_by(run: Any, out: Tensor, x: Tensor, constant: Any, op: tuple[Op, Any
 
     What a number scales is kept for a function of that: ``erf(x[:, :4] / √2)`` is one of the part of ``x``.
     """
-    is_number = type(constant) is float or type(constant) is int
-    if getattr(x, FUNCTION, None) is None and (is_number or _moved.is_moved(x) or _moved.is_joined(x)):
-        run.keep_root(x)
+    if getattr(x, FUNCTION, None) is None:
+        if type(constant) is float or type(constant) is int:
+            run.keep_root(x)
+        elif _moved.is_moved_or_joined(x):
+            run.scaled.append(x)
     if out is x or hasattr(x, EXPONENTS):
         if not is_normaliser(constant):
             scaled(out, x, op)
@@ -234,6 +236,8 @@ def activation(run: Any, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
         lost = "relu with inplace=True, before a function that is not 0 at 0 (leave inplace out)"
     elif (_moved.is_moved(root) or _moved.is_joined(root)) and _was_function(run, op, found or Function(x)):
         lost = "function of a function that was moved (apply it before that is moved)"
+    elif found is None and _is_forgotten(x) and _was_function(run, op, Function(x)):
+        lost = "function of a function of what is gone (apply it at once, or keep that in a variable)"
     if lost:
         run.refuse(lost)
         plain: Tensor = run.apply("unknown", op, x, rule=rules.unmodified)
@@ -266,6 +270,12 @@ def _is_lost(run: Any, op: Op, f: Function) -> bool:
         return False
     with _disable_current_modes():
         return bool(_then(f.op, op)(single(f.root, 0)).any())
+
+
+def _is_forgotten(x: Tensor) -> bool:
+    """Whether ``x`` is a function of what neither the model nor the run has kept."""
+    noted: Any = getattr(x, FUNCTION, None)
+    return bool(noted) and noted[0] == x._version and noted[1]() is None
 
 
 FAR = 5.0

@@ -127,6 +127,13 @@ def is_joined(x: Tensor) -> bool:
     return node is not None and kind(node) in JOINS
 
 
+def is_moved_or_joined(x: Tensor) -> bool:
+    """One of these two, sooner told than both."""
+    node = _unscaled_node(x)
+    name = "" if node is None else kind(node)
+    return name in JOINS or (name in MOVES and (name != "UnsafeView" or is_moved(x)))
+
+
 def is_shifted(x: Tensor) -> bool:
     """Whether a number was added to what a tensor was moved from, or to a part that it was put together of."""
     return (is_moved(x) or is_joined(x)) and not all(way.exact for way in ways(x))

@@ -89,6 +89,7 @@ class Run:
         has_unseen: whether something in the model was made unseen.
         has_hooks: whether some of what the graph saves was given to hooks.
         roots: the newest tensors that functions were made of.
+        scaled: the newest that constants have scaled: apart, so that they take no other's place.
         scores: what the newest softmax is of.
         has_constants: whether something was changed in place into a constant.
         by_ids: what was added up in the places that ids tell, by its ``id``.
@@ -102,7 +103,7 @@ class Run:
         _paths _renamed _replayed _rule _whole active asks_for_gates asks_for_places asks_for_weights by_ids counts
         has_constants has_divided has_hooks has_logarithms has_own_rules has_scales has_systems has_taps_on_constants
         has_taps_on_rules has_unseen in_last_layer is_after is_merging is_quick is_tapped is_usual nodes positions
-        recipe replaying replays roots scores taps trace""".split()
+        recipe replaying replays roots scaled scores taps trace""".split()
     )
 
     def __init__(
@@ -152,6 +153,7 @@ class Run:
         self.is_usual = self.is_quick and not (self.asks_for_weights or self._on_rules)
         self.has_constants = self.has_unseen = self.has_hooks = False
         self.roots: deque[Tensor] = deque(maxlen=ROOTS)
+        self.scaled: deque[Tensor] = deque(maxlen=ROOTS)
         self.scores: Tensor | None = None
         self.has_taps_on_rules = bool(self._on_rules)
         self.has_taps_on_constants = bool(self._on_constants)
@@ -169,6 +171,7 @@ class Run:
         """The model's forward pass ends."""
         self.recipe = self._whole
         self.roots.clear()
+        self.scaled.clear()
         self.scores = None
         if newest() != self.nodes.last:
             self.meet_unseen()
@@ -238,6 +241,7 @@ class Run:
         finally:
             self.active, self.replaying, self.recipe, self.is_after, self.counts, nodes.first, nodes.last = before
             self.roots.clear()
+            self.scaled.clear()
 
     def forget_marks(self) -> None:
         """Take the run's marks off the tensors that are there after it."""
