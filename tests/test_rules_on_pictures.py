@@ -711,17 +711,18 @@ def test_attention_weighs_places(recipe: Recipe, name: str) -> None:
     assert torch.allclose(*found, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
 @pytest.mark.parametrize(
     ("model_type", "mapping", "others", "into", "out"),
     [
         ("inkling2_text", "causal-lm", ("lm_head", "*.mlp.gate"), ("*.q_proj", "*.0.*.[kv]_proj"), ("*.o_proj",)),
-        ("deepseek_v4", "causal-lm", ("*.attn_hc", "*.ffn_hc"), ("*.self_attn.q_b_proj",), ()),
+        ("deepseek_v4", "causal-lm", ("*.attn_hc", "*.ffn_hc", "*.o_b_proj"), ("*.self_attn.q_b_proj",), ()),
         ("lw_detr", "object-detection", (), ("*.cross_attn.value_proj",), ("*.cross_attn.output_proj",)),
         ("deformable_detr", "object-detection", (), ("*.value_proj",), ("*.output_proj",)),
     ],
 )
 def test_layers_around_what_is_like_attention(
-    model_type: str, mapping: str, others: tuple[str, ...], into: tuple[str, ...], out: tuple[str, ...]
+    model_type: str, mapping: str, others: tuple[str, ...], into: tuple[str, ...], out: tuple[str, ...], recipe: Recipe
 ) -> None:
     """Attention over depth, streams that are mixed, and deformable attention whose first queries are constants."""
     if model_type not in tf.models.auto.configuration_auto.CONFIG_MAPPING:
@@ -729,7 +730,8 @@ def test_layers_around_what_is_like_attention(
     (model_class,) = choose([model_type], mapping)
     model = tiny_model(model_class)
     inputs = tiny_inputs(model_class, model)
-    recipe = replace(ATTNLRP_VIT, input_projection=Epsilon(0.2), output_projection=Epsilon(0.4), strict=False)
+    into = () if recipe is LRP_VIT else into  # queries and keys have nothing there
+    recipe = replace(recipe, input_projection=Epsilon(0.2), output_projection=Epsilon(0.4), strict=False)
     with propagate(model, recipe, observe=()) as trace:
         trace.explain(model(**inputs)["logits"].float().square().sum())
     rules = {place.module: place.rule for place in trace.operations if place.operation == "linear"}

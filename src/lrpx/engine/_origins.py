@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PLACES, OUTPUTS, STACK, ROWS = "places", "outputs of a layer", "a stack", "rows of a batch"
+ATTENDED = "lrpx attended"
+"""What the node of the graph is marked with that made what attention gives."""
 OWN = "lrpx own dimensions"
 """What holds, at the node of a layer, which dimensions of its result are the weight's (the last is -1), and the node
 and the place there of its input."""
@@ -95,6 +97,8 @@ def _origin(node: Any, at: int, dim: int, products: bool, chosen: bool, left: li
                 return "", True
             (node, at), is_made = edge, True
             continue
+        if ATTENDED in node.metadata and dim == len(after) - 2:  # the queries', of weights that may be constants
+            return PLACES, is_made
         name = kind(node)
         if name == LEAF:
             return _of_leaf(dim, len(after)), is_made

@@ -21,7 +21,7 @@ from lrpx import _kernels, rules
 from lrpx._kinds import rule_name
 from lrpx.engine import _origins, _overrides
 from lrpx.engine._nodes import COPY, NORM, OWN, SCALES, SHAPES, SUMS, kind
-from lrpx.engine._origins import LEAF, PRODUCTS, dimension, shape
+from lrpx.engine._origins import ATTENDED, LEAF, PRODUCTS, dimension, shape
 from lrpx.engine._tensors import FROM_INPUT, is_tensor
 from lrpx.errors import MethodError
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from lrpx.rules import Rule
 
-ATTENDED = "lrpx attended"
-"""What the node of the graph is marked with that made what attention gives."""
 WEIGHTS = "lrpx attention weights"
 """What the node of the graph is marked with that made a softmax."""
 LINEAR = "lrpx linear"
