@@ -361,7 +361,7 @@ class Configured(nn.Module):
         self.layer, self.scale, self.sign = layer, Scale(), Sign.PLUS
         self.number, self.slotted = np.float64(1.0), Slotted(1.0)
         self.shifted, self.constants = Shifted(), Constants
-        self.unregistered, self.steps = [nn.LeakyReLU(0.1)], {"sin": 1.0, "exp": 0.5}
+        self.unregistered, self.steps = [nn.Softplus(1.0)], {"sin": 1.0, "exp": 0.5}
 
     def forward(self, x):
         for name, by in self.steps.items():
@@ -380,7 +380,7 @@ def exchange(kept):
 
 
 CHANGES = {
-    "a module in a list": lambda layer: setattr(layer.unregistered[0], "negative_slope", 3.0),
+    "a module in a list": lambda layer: setattr(layer.unregistered[0], "beta", 3.0),
     "the order of a dictionary": lambda layer: exchange(layer.steps),
     "another object": lambda layer: setattr(layer, "scale", Scale(2.0)),
     "inside an object": lambda layer: setattr(layer.scale.kind, "power", 3),

@@ -51,7 +51,7 @@ PUBLIC = {
         LRP_VOITA PA_LRP RELP Override Recipe""",
     "lrpx.rules": """AlphaBeta AumannShapley Epsilon Flat Gamma Rule Scaled Temperature WSquare ZBox ZPlus constant
         identity ratio signal_take_all uniform uniform_bias unmodified with_gradient_of""",
-    "lrpx.runs": "Store digest read_table versions write_table write_whole",
+    "lrpx.runs": "BROKEN Store digest read_columns read_table versions write_table write_whole",
     "lrpx.sae": "Feature FeatureRelevance FeatureTap SparseAutoencoder explain_features",
     "lrpx.sanity": "SIMILAR Mean Sane Sanity Stage check",
     "lrpx.targets": "Cell Contrast LogProb Logit Margin Preferred Similarity Span Target",

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from lrpx._files import kept, write_text
 from lrpx.attribution import Explained, Provenance, dataframes
 from lrpx.errors import ResultFileError
-from lrpx.units._place import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,15 +145,12 @@ class Ranking:
             row = cls._KINDS[found.pop("rows of")]
             rows = tuple(_checked(row(**each)) for each in found.pop("rows"))
             explained, made = found.pop("explained"), found.pop("provenance")
-            read = cls(
+            return cls(
                 rows=rows, explained=None if explained is None else Explained(**explained),
                 provenance=Provenance(**made), texts=tuple(found.pop("texts")), **found,
             )  # fmt: skip
-            if read.kind not in KINDS:
-                raise ValueError(f"there are no units called {read.kind!r}")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ResultFileError(f"{path} is no ranking ({type(error).__name__}: {error}); save it again") from error
-        return read
 
     def to_html(self, path: str | Path | None = None) -> str:
         """One self-contained page; also written to ``path`` when given.
