@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -41,6 +41,9 @@ from tests import tiny
 from tests.engine.samples import SAMPLES, token_ids
 from tests.plain_gpt import GPT
 from tests.reference import models
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SIZES = {"layers": 2, "attention_heads": 4, "ffn_dim": 24}
 NEURONS = {
@@ -1127,14 +1130,27 @@ class WithFirstValues(nn.Module):
         return x + self.o(read.flatten(2)), first
 
 
-class OfFirstValues(nn.Module):
-    def __init__(self, share: float) -> None:
+class OfLayers(nn.Module):
+    """A language model of layers, one after another."""
+
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
         super().__init__()
         self.table, self.head = nn.Embedding(31, 16), nn.Linear(16, 31)
-        self.layers = nn.ModuleList(WithFirstValues(share) for _ in range(2))
+        self.layers = nn.ModuleList(layers)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.table
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.table(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+class OfFirstValues(OfLayers):
+    def __init__(self, share: float) -> None:
+        super().__init__(WithFirstValues(share) for _ in range(2))
 
     def forward(self, input_ids: Tensor) -> Tensor:
         x, first = self.table(input_ids), None
@@ -1170,20 +1186,9 @@ class WithHeads(nn.Module):
         return x + self.o(read.permute(order).flatten(2))
 
 
-class OfHeads(nn.Module):
+class OfHeads(OfLayers):
     def __init__(self, *how: str) -> None:
-        super().__init__()
-        self.table, self.head = nn.Embedding(31, 16), nn.Linear(16, 31)
-        self.layers = nn.ModuleList(WithHeads(each) for each in how)
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.table
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.table(input_ids)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
+        super().__init__(map(WithHeads, how))
 
 
 def test_a_model_that_fails_on_a_few_tokens_is_refused_by_name() -> None:
@@ -1537,20 +1542,9 @@ class Remembering(nn.Module):
         return x + self.o(made.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
-class OfRemembering(nn.Module):
+class OfRemembering(OfLayers):
     def __init__(self, how: str) -> None:
-        super().__init__()
-        self.table, self.head = nn.Embedding(31, 16), nn.Linear(16, 31)
-        self.layers = nn.ModuleList(Remembering(how) for _ in range(2))
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.table
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.table(input_ids)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)  # type: ignore[no-any-return]
+        super().__init__(Remembering(how) for _ in range(2))
 
 
 @pytest.mark.parametrize("how", ["joined", "summed"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import stat
 import threading
@@ -106,6 +108,15 @@ def remove_unfinished(folder: Path) -> None:
     """Remove what a killed process left half written in a folder."""
     for path in folder.glob(f".*{TEMPORARY}"):
         path.unlink()
+
+
+def checksum(plain: Any) -> str:
+    """The SHA-256 of what a file of JSON says, however it is laid out; against lost bits, and no signature.
+
+    >>> checksum({"a": 1, "b": 2}) == checksum({"b": 2, "a": 1}) != checksum({"a": 1, "b": 3})
+    True
+    """
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def named_once(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lrpx import tasks
 from lrpx._batching import Batch, batch_of, batches, widths
 from lrpx._dropping import can_drop, can_tell, proven, told_apart, with_another_end, without_hidden, worth
+from lrpx._files import checksum
 from lrpx._holding import PLACES, holding
 from lrpx._loading import (
     cut_by_whole,
@@ -379,7 +380,7 @@ class BoundModel(Named):
     def tokenizer_fingerprint(self) -> str:
         """A digest of what its tokenizer makes of texts and chats, or its processor of images, wherever it was loaded
         from; how it pads and cuts is left out, for nothing here does so with it."""
-        return hashlib.sha256(json.dumps(_reading(self.tokenizer), sort_keys=True).encode()).hexdigest()
+        return checksum(_reading(self.tokenizer))
 
     # -------------------------------------------------------------------------- batches
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lrpx._files import kept, write_text
+from lrpx._files import checksum, kept, write_text
 from lrpx.attribution import Explained, Provenance, dataframes
 from lrpx.errors import ResultFileError
 
@@ -125,7 +124,7 @@ class Ranking:
             ResultFileError: it cannot be written.
         """
         plain = self.to_dict()
-        write_text(path, json.dumps(plain | {_CHECKSUM: _checksum(plain)}, indent=1) + "\n")
+        write_text(path, json.dumps(plain | {_CHECKSUM: checksum(plain)}, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Ranking:
@@ -139,7 +138,7 @@ class Ranking:
                 found = json.load(file)
             if found["format"] != FORMAT:
                 raise ValueError("another format")
-            if found.pop(_CHECKSUM) != _checksum(found):
+            if found.pop(_CHECKSUM) != checksum(found):
                 raise ValueError("it was changed since it was written: its checksum is another")
             del found["format"]
             row = cls._KINDS[found.pop("rows of")]
@@ -181,11 +180,6 @@ class Ranking:
         from lrpx._views.tabled import renderable
 
         return renderable(self._tables())
-
-
-def _checksum(plain: dict[str, Any]) -> str:
-    """The SHA-256 of what a file says, however it is laid out; against lost bits, and no signature."""
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def _checked(row: Any) -> Any:

@@ -25,6 +25,7 @@ from lrpx.engine._tensors import (
     constants,
     first,
     is_in_place,
+    tensors_in,
     whole_of,
 )
 from lrpx.ledger import Entry, Ledger
@@ -136,7 +137,7 @@ class Book(Tap):
         if not row.has_summands or not any_carries((*args, *kwargs.values())):
             return tuple(args), dict(kwargs)
         if name in JOINS and not self._run.replaying:
-            rows = [x for x in _tensors((args, tuple(kwargs.values()))) if carries(x)]
+            rows = [x for x in tensors_in((args, tuple(kwargs.values()))) if carries(x)]
             self._joins_image = any(is_of_image(x, self._sources) for x in rows)
         if name in ("scatter", "scatter_"):
             args, kwargs = _one_source(args, kwargs)
@@ -155,7 +156,7 @@ class Book(Tap):
             for i, value in enumerate(args)
         ]
         if is_sum or name in MIXED:  # these take integers and truth values too
-            dtype = next(x.dtype for x in _tensors((args, tuple(kwargs.values()))) if carries(x))
+            dtype = next(x.dtype for x in tensors_in((args, tuple(kwargs.values()))) if carries(x))
             lifted = [self._as_number(x, name, dtype) for x in lifted]
         if is_in_place(name) and isinstance(args[0], Tensor):
             lifted[0] = args[0]
@@ -193,7 +194,7 @@ class Book(Tap):
         ):
             return args
         x, index = args[0], args[where:place]
-        if all(each.dtype is torch.bool for each in _tensors(index)):  # or slices: no place comes twice
+        if all(each.dtype is torch.bool for each in tensors_in(index)):  # or slices: no place comes twice
             return args
         numbers = torch.arange(x.numel(), device=x.device).view(x.shape)
         try:
@@ -302,13 +303,13 @@ class Book(Tap):
         ``y`` may be many tensors, or what is none. The inputs must go into this operation only: views of the tensors
         that others see too.
         """
-        made = [each for each in _tensors(y) if carries(each) and each.layout is torch.strided]
+        made = [each for each in tensors_in(y) if carries(each) and each.layout is torch.strided]
         if made and not self._run.replaying:
             # with several inputs a softmax is fused with two products, which the residue is of if they do not conserve
             fused = len(seen) > 1 and self._run.recipe.matmul not in CONSERVING
             named = "rule residue" if fused else RESIDUES.get(kind, "rule residue")
             line = self._line(named, f"{kind} in {self._run.where()}")
-            carrying = [x for x in _tensors(seen) if carries(x)]
+            carrying = [x for x in tensors_in(seen) if carries(x)]
             dtype = coarsest(*made, *carrying)
             for each in made:
                 self._measure(line, each, 1, dtype)
@@ -500,13 +501,6 @@ def _one_source(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequenc
         source = torch.tensor(source, dtype=x.dtype).expand(index.shape)
     source = source[tuple(slice(size) for size in index.shape)]
     return (x, dim, index, source), {key: value for key, value in kwargs.items() if key == "reduce"}
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """The tensors in a value, or in a list or tuple of values."""
-    if isinstance(value, (tuple, list)):
-        return [tensor for each in value for tensor in _tensors(each)]
-    return [value] if isinstance(value, Tensor) else []
 
 
 def _apart(value: Any) -> Any:

@@ -234,7 +234,7 @@ def activation(run: Any, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
     lost = ""
     if hasattr(root, CUT) and _is_lost(run, op, found or Function(x)):
         lost = "relu with inplace=True, before a function that is not 0 at 0 (leave inplace out)"
-    elif (_moved.is_moved(root) or _moved.is_joined(root)) and _was_function(run, op, found or Function(x)):
+    elif _moved.is_moved_or_joined(root) and _was_function(run, op, found or Function(x)):
         lost = "function of a function that was moved (apply it before that is moved)"
     elif found is None and _is_forgotten(x) and _was_function(run, op, Function(x)):
         lost = "function of a function of what is gone (apply it at once, or keep that in a variable)"

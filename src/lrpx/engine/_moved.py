@@ -120,15 +120,8 @@ def is_moved(x: Tensor) -> bool:
     return made_of is not None and kind(made_of) in MOVES
 
 
-def is_joined(x: Tensor) -> bool:
-    """Whether the last thing that was done with a tensor is to choose from it, or to put it together, and to scale it
-    by numbers perhaps."""
-    node = _unscaled_node(x)
-    return node is not None and kind(node) in JOINS
-
-
 def is_moved_or_joined(x: Tensor) -> bool:
-    """One of these two, sooner told than both."""
+    """Whether that is a move, or to choose from it, or to put it together."""
     node = _unscaled_node(x)
     name = "" if node is None else kind(node)
     return name in JOINS or (name in MOVES and (name != "UnsafeView" or is_moved(x)))
@@ -136,7 +129,7 @@ def is_moved_or_joined(x: Tensor) -> bool:
 
 def is_shifted(x: Tensor) -> bool:
     """Whether a number was added to what a tensor was moved from, or to a part that it was put together of."""
-    return (is_moved(x) or is_joined(x)) and not all(way.exact for way in ways(x))
+    return is_moved_or_joined(x) and not all(way.exact for way in ways(x))
 
 
 def ways(x: Tensor) -> list[Way]:

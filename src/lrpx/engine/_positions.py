@@ -36,7 +36,7 @@ from lrpx.engine._graph import descends
 from lrpx.engine._numbers import Numbers, cut_dims, pairs
 from lrpx.engine._rows import Rows
 from lrpx.engine._taps import Tap
-from lrpx.engine._tensors import CONSTANT, any_carries, arguments, is_in_place, whole_of
+from lrpx.engine._tensors import CONSTANT, any_carries, arguments, is_in_place, tensors_in, whole_of
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ class Positions(Tap):
             if not self._numbers.follow_input(call, out):
                 self._follow_tables(call, out)
             return out
-        if self._distances and any(each in self._distances for each in _tensors((*args, *kwargs.values()))):
+        if self._distances and any(each in self._distances for each in tensors_in((*args, *kwargs.values()))):
             return self._of_distances(call, proceed)
         if self._is_with_distances(call):
             return self._with_distances(call, proceed)
@@ -357,7 +357,7 @@ class Positions(Tap):
                 self._joined[out] = has_places
         elif name == "pad" and arguments(call.args, call.kwargs, "input", "pad", "mode", "value")[3]:
             self._joined[out] = False
-        given = [self._joined[each] for each in _tensors(call.args) if _is_in(each, self._joined)]
+        given = [self._joined[each] for each in tensors_in(call.args) if _is_in(each, self._joined)]
         if not given:
             return
         if len(given) > 1 and any(given) and (row.kind == "matmul" or name == ATTENTION):
@@ -370,7 +370,7 @@ class Positions(Tap):
 
     def _follow_tables(self, call: Call, out: Any) -> None:
         """What is cast, scaled, cut or put together of a table is one, if it was not computed from places."""
-        tables = [each for each in _tensors((*call.args, *call.kwargs.values())) if self._is_of_model(each)]
+        tables = [each for each in tensors_in((*call.args, *call.kwargs.values())) if self._is_of_model(each)]
         for made, _ in pairs(out, None) if tables else ():
             mark = self._numbers.mark(made)
             if (made.is_floating_point() or made.is_complex()) and (mark is None or mark.is_table):
@@ -457,7 +457,7 @@ class Positions(Tap):
         rule gives them some."""
         if call.name not in WITH_DISTANCES or self._run.recipe.position is rules.signal_take_all:
             return False
-        given = [each for each in _tensors(call.args) if each.is_floating_point()]
+        given = [each for each in tensors_in(call.args) if each.is_floating_point()]
         return len(given) == 2 and sum(map(any_carries, given)) == 1 and any(map(self._numbers.varies, given))
 
     def _with_distances(self, call: Call, proceed: Callable[..., Any]) -> Any:
@@ -478,7 +478,7 @@ class Positions(Tap):
             MethodError: another call, or scores that are none of the tokens' keys.
         """
         args, kwargs, row, name = call.args, call.kwargs, call.operation, call.name
-        given = [each for each in _tensors((*args, *kwargs.values())) if any_carries(each)]
+        given = [each for each in tensors_in((*args, *kwargs.values())) if any_carries(each)]
         given = given[:1] if name.endswith("_as") else given  # of the other it has the shape
         is_alone = all(each in self._distances for each in given)
         if name == ATTENTION or (name in SUMS and not (is_in_place(name) and args[0] in self._distances)):
@@ -508,7 +508,7 @@ class Positions(Tap):
             q, k, _, mask = arguments(call.args[:4], call.kwargs, "query", "key", "value", "attn_mask")
             shape = (*q.shape[:-1], k.shape[-2]) if mask is value else ()
         else:
-            summands = _tensors((*call.args, *call.kwargs.values()))
+            summands = tensors_in((*call.args, *call.kwargs.values()))
             shape = _shape_of(*(each.shape for each in summands))
             others = [each for each in summands if any_carries(each) and each not in self._distances]
             if self._is_of_image() and not all(self._made.get(each) == SCORES for each in others):
@@ -854,17 +854,6 @@ class Positions(Tap):
 
 def _is_in(value: Any, known: Any) -> bool:
     return isinstance(value, Tensor) and value in known
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    """The tensors among arguments, and in lists of them."""
-    found = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (tuple, list)):
-            found += _tensors(value)
-    return found
 
 
 def _kept_in(value: Any, depth: int = 4) -> list[Tensor]:

@@ -22,7 +22,7 @@ from lrpx._kinds import rule_name
 from lrpx.engine import _origins, _overrides
 from lrpx.engine._nodes import COPY, NORM, OWN, SCALES, SHAPES, SUMS, kind
 from lrpx.engine._origins import ATTENDED, LEAF, PRODUCTS, dimension, shape
-from lrpx.engine._tensors import FROM_INPUT, is_tensor
+from lrpx.engine._tensors import FROM_INPUT, is_tensor, tensors_in
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ MOVES = SHAPES | frozenset(
     Split SplitWithSizes UnsafeSplit Roll Flip Gather Repeat""".split()
 )
 """Nodes whose result is some of the numbers of what they are made of, in another shape or order."""
-VIEWS = frozenset("View UnsafeView ReshapeAlias Reshape ViewAs Unsqueeze Squeeze ToCopy Clone Alias".split())
+VIEWS = _origins.VIEWS | {"Unsqueeze"}
 """Those whose result has the numbers in the same order."""
 CHOOSES_ALONG = frozenset("Topk Sort Gather IndexSelect Slice Scatter Cat".split())
 """Those whose result was chosen, or put together, along one dimension."""
@@ -215,7 +215,7 @@ def multiplied(name: str, out: Any, given: Sequence[Any]) -> None:
     node: Any = getattr(out, "grad_fn", None)
     if node is None or name not in SPREADING | SUMMING or ATTENDED in node.metadata:
         return
-    tensors = _tensors_among(given)
+    tensors = [each for each in tensors_in(given) if each.is_floating_point()]
     summands = [each for each in (tensors[:1] if name == "addcmul" else tensors) if each.grad_fn is not None]
     is_product = name in SPREADING and _spreads(tensors[1:] if name == "addcmul" else tensors, out)
     if name in ADDING and len(summands) + bool(is_product) < 2:
@@ -268,16 +268,6 @@ def _are_spread(are_weights: Sequence[bool], factors: Sequence[Tensor], out: Ten
     if any(is_one and each.numel() < out.numel() for each, is_one in zip(factors, are_weights, strict=True)):
         return bool(others)
     return any(each.requires_grad and each.numel() == out.numel() for each in others)
-
-
-def _tensors_among(values: Sequence[Any]) -> list[Tensor]:
-    found: list[Tensor] = []
-    for each in values:
-        if isinstance(each, (tuple, list)):
-            found += _tensors_among(each)
-        elif is_tensor(each) and each.is_floating_point():
-            found.append(each)
-    return found
 
 
 def attended(out: Tensor, scores: Sequence[Tensor], values: Sequence[Tensor]) -> None:

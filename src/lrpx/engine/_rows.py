@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from lrpx.engine._tensors import any_carries, arguments
+from lrpx.engine._tensors import any_carries, arguments, tensors_in
 
 if TYPE_CHECKING:
     from lrpx.engine._taps import Call
@@ -35,8 +35,8 @@ class Rows:
 
     def follow(self, call: Call, out: Any, rows: int) -> None:
         """Remember where a call has moved the rows."""
-        given = [each for each in _tensors((*call.args, *call.kwargs.values())) if any_carries(each)]
-        made = [each for each in ((out,) if isinstance(out, Tensor) else _tensors((out,))) if any_carries(each)]
+        given = [each for each in tensors_in((*call.args, *call.kwargs.values())) if any_carries(each)]
+        made = [each for each in tensors_in(out) if any_carries(each)]
         if not given or not made:
             return
         firsts = [each for each in given if each not in self._at and each.ndim and len(each) == rows]
@@ -91,13 +91,3 @@ def _turned(x: Tensor, out: Tensor, at: int) -> int:
         if [*out.shape] == [x.shape[dim] for dim in turned] and [*out.stride()] == [x.stride()[dim] for dim in turned]:
             return turned.index(at)
     return at
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    found = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (tuple, list)):
-            found += _tensors(value)
-    return found

@@ -62,6 +62,13 @@ def single(like: Any, value: float) -> Tensor:
     return torch.full((1,) * len(like.shape), value, dtype=like.dtype, device=like.device)
 
 
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in a value, or in a list or tuple of values."""
+    if isinstance(value, (tuple, list)):
+        return [tensor for each in value for tensor in tensors_in(each)]
+    return [value] if is_tensor(value) else []
+
+
 def is_parameter(value: Any) -> TypeGuard[Parameter]:
     """``isinstance(value, Parameter)``, which torch answers slowly (1 us) for anything else."""
     kind = type(value)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from filelock import FileLock, Timeout
 
-from lrpx._files import remove_unfinished, write_whole
+from lrpx._files import checksum, remove_unfinished, write_whole
 from lrpx.errors import ResultFileError
 from lrpx.runs._tables import BROKEN, digest_of, read_table, write_table
 
@@ -143,7 +143,7 @@ class Store:
             ResultFileError: it cannot be written.
         """
         self.record.update(facts)
-        text = json.dumps(self.record | {CHECKSUM: _checksum(self.record)}, ensure_ascii=False, indent=1) + "\n"
+        text = json.dumps(self.record | {CHECKSUM: checksum(self.record)}, ensure_ascii=False, indent=1) + "\n"
         write_whole(self.folder / RECORD, text.encode())
 
     def path(self, part: str) -> Path:
@@ -267,11 +267,6 @@ def _recorded(
     return dict(record)
 
 
-def _checksum(record: Mapping[str, Any]) -> str:
-    """The SHA-256 of what a record says, however it is laid out."""
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
 def _read(path: Path) -> dict[str, Any]:
     """A record; raises OSError, or any of ValueError, KeyError, TypeError and RecursionError for what is none."""
     record = json.loads(path.read_text(encoding="utf-8"))
@@ -281,7 +276,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise TypeError("it lists no versions")
     if record["digest"] != digest(record["kind"], record["settings"]):
         raise ValueError("its digest is not that of its settings")
-    if record.pop(CHECKSUM) != _checksum(record):
+    if record.pop(CHECKSUM) != checksum(record):
         raise ValueError("it was changed since it was written: its checksum is another")
     return dict(record)
 

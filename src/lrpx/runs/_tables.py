@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lrpx._files import write_whole
+from lrpx._files import checksum, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,4 +78,4 @@ def digest_of(path: Path) -> str:
 def _checksum(said: Mapping[bytes, bytes]) -> bytes:
     """The SHA-256 of what a table's metadata says."""
     plain = sorted((name.hex(), text.hex()) for name, text in said.items())
-    return hashlib.sha256(json.dumps(plain).encode()).hexdigest().encode()
+    return checksum(plain).encode()

@@ -577,7 +577,7 @@ class Follower(Tap):
     def _joined(self, marks: list[_Mark | None], call: Call, out: Tensor, proceed: Callable[..., Any]) -> Tensor:
         known = [mark for mark in marks if mark is not None]
         kinds, paths = {mark.kind for mark in known}, {mark.path for mark in known}
-        calls = tuple(sorted({call for mark in known for call in mark.calls}))
+        calls = _calls_of(known)
         given: list[Any] = [None if mark is None else mark.index for mark in marks]
         if kinds == {"scores"}:  # a sink, which is learned, stands beside those of the keys
             each = [x for x in call.args[0] if x.numel()]
@@ -877,8 +877,12 @@ def _stacked(marks: Sequence[_Mark | None]) -> _Mark | None:
     kinds = {(mark.kind, mark.path, mark.index.shape) for mark in known}
     if len(known) < len(marks) or len(kinds) > 1:
         return None
-    calls = tuple(sorted({call for mark in known for call in mark.calls}))
-    return replace(known[0], index=torch.stack([mark.index for mark in known]), calls=calls)
+    return replace(known[0], index=torch.stack([mark.index for mark in known]), calls=_calls_of(known))
+
+
+def _calls_of(marks: Sequence[_Mark]) -> tuple[int, ...]:
+    """Those of any of these."""
+    return tuple(sorted({call for mark in marks for call in mark.calls}))
 
 
 def _queries_first(scores: _Mark | None, dim: Any) -> _Pairs:
