@@ -453,3 +453,32 @@ def test_tokens_that_are_all_at_one_place_have_positions() -> None:
     with propagate(model, PA_LRP, observe=()) as trace:
         trace.explain(model(ids, mask)[0, 0, 3])
     assert trace.positions()
+
+
+class _Normalised(_Tables):
+    """Biases of distances over the query's place, as FIRE has them, half of which are cut off at zero."""
+
+    def bias(self, n: int) -> Tensor:
+        places = torch.arange(n, dtype=REST)
+        far = (places[:, None] - places).abs().log1p() / places.clamp(min=1).log1p()[:, None]
+        return F.linear(
+            F.relu(F.linear(far[..., None], self.rows[:4, :1] * 4, self.rows[0])), self.last[0, :4]
+        ).permute(2, 0, 1)
+
+    def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return super().forward(ids) + 0 * attention_mask[..., None]
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_biases_that_are_the_same_for_one_query_at_another_place_are_the_keys(count: int) -> None:
+    """Of a padded batch the first place is tried, and one query less than there are had another number."""
+    model, ids = _Normalised("pairs"), torch.tensor([[5, 9, 11, 3, 8], [7, 21, 4, 6, 2]])
+    mask = torch.arange(5) < torch.tensor([[count], [5]])
+    value = model(ids, mask)[1, -1, 3]
+    (gradient,) = torch.autograd.grad(value, model.scores)
+    with propagate(model, PA_LRP, observe=()) as trace:
+        trace.explain(model(ids, mask)[1, -1, 3])
+    (kept,) = trace.positions()
+    wanted = (0.5 * model.bias(5).detach() * gradient).sum((1, 2))
+    assert float(wanted.abs().max()) > 1e-3
+    torch.testing.assert_close(kept.relevance, wanted, rtol=1e-9, atol=1e-12)

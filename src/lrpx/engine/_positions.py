@@ -768,7 +768,7 @@ class Positions(Tap):
         found = [dim for dim, count in many.items() if count == fewest < c.shape[dim]]
         # a mask that was added to biases of pairs hides some of both dimensions' places, of one maybe more
         in_both = is_pair and mark.is_pair
-        in_both |= is_pair and all(self._numbers.moved < many.get(dim, 0) < c.shape[dim] for dim in (-2, -1))
+        in_both |= is_pair and all(self._numbers.moved < many.get(dim, 0) for dim in (-2, -1))
         if len(found) == 1 and not in_both:
             if mark.is_table and found == [-1] and not of_scores:  # of features, unless it is of keys
                 if len(shape) < 3 or shape[-2] not in self._numbers.lengths:
