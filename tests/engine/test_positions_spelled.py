@@ -95,6 +95,8 @@ ADDS: dict[str, Callable[..., Tensor]] = {
     "scaled": lambda x, table, n: x + table[:n] * 2 / 2,
     "dropped": lambda x, table, n: x + F.dropout(table[:n], training=False).clone(),
     "put together": lambda x, table, n: x + torch.cat([table[:n, :4], table[:n, 4:]], -1),
+    "split": lambda x, table, n: x + table.split([n, len(table) - n])[0],
+    "chunks of its length": lambda x, table, n: x + table.split(n)[0],
     "chosen": lambda x, table, n: x + table.index_select(0, torch.arange(n)),
     "for each row": lambda x, table, n: x + table[None, :n].repeat(len(x), 1, 1),
     "of a list": lambda x, table, n: x + F.embedding(torch.tensor([*range(n)]), table),

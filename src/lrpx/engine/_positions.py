@@ -67,6 +67,7 @@ SHAPES = ("permute", "transpose", "swap", "move", "reshape", "view", "T", "flatt
 """What is in the names of functions after which channels may be elsewhere."""
 WITH_DISTANCES = ("einsum", "matmul", "__matmul__", "bmm")
 """Matrix products that may be with a table of distances."""
+SPLITS = frozenset("split split_with_sizes tensor_split chunk hsplit vsplit dsplit unsafe_split unsafe_chunk".split())
 REDUCING = frozenset("sum mean nansum nanmean cumsum trace diagonal".split())
 """Functions that need no rule, after which a dimension is another's."""
 DIVISIONS = frozenset("div divide true_divide __truediv__ div_ divide_ __itruediv__".split())
@@ -377,6 +378,8 @@ class Positions(Tap):
                 self._of_tables[made] = True
                 if made._base is not None and (dims := cut_dims(call)):
                     self._numbers.cut(call.args[0], made, dims)
+                elif made._base is not None and call.name in SPLITS:
+                    self._numbers.cut(call.args[0], made)
 
     def _is_of_model(self, c: Tensor) -> bool:
         """Whether the numbers of a constant are the model's own, or were made of them."""
