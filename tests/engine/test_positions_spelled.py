@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 import transformers as tf
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lrpx import PA_LRP, Explainer, Task
+from lrpx import ATTNLRP, PA_LRP, Explainer, Task
 from lrpx.engine import propagate
 from lrpx.errors import MethodError
 
@@ -484,3 +485,33 @@ def test_biases_that_are_the_same_for_one_query_at_another_place_are_the_keys(co
     wanted = (0.5 * model.bias(5).detach() * gradient).sum((1, 2))
     assert float(wanted.abs().max()) > 1e-3
     torch.testing.assert_close(kept.relevance, wanted, rtol=1e-9, atol=1e-12)
+
+
+ROWS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "every fourth alike": lambda table, n: F.embedding(torch.arange(n) % 4, table),
+    "to a bound": lambda table, n: F.embedding(torch.arange(n).clamp(max=2), table),
+    "of numpy": lambda table, n: torch.from_numpy(np.outer(np.arange(n), np.ones(table.shape[-1]))).sin(),
+    "row by row": lambda table, n: torch.tensor([[i / n] * table.shape[-1] for i in range(n)], dtype=REST),
+}
+
+
+class _Rows(_Counted):
+    """Rotary angles, and rows of another kind for the places, added or multiplied."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        name, _, read = self.how.partition(", ")
+        rows = ROWS[read or name](self.places.weight, ids.shape[1])
+        self.how, before = "counted", self.how
+        x = super().forward(ids, mask)[..., :16]
+        self.how = before
+        return x * rows if name == "times" else x + rows
+
+
+@pytest.mark.parametrize("how", [*ROWS, *(f"times, {each}" for each in ROWS)])
+def test_rows_for_tokens_of_which_nothing_tells_what_they_are_are_refused_by_name(how: str) -> None:
+    """They were constants, and what they have was nobody's, beside angles that were positions."""
+    model = _Rows(how, is_rotary=True)
+    with pytest.raises(MethodError, match="what has another row for each token"), propagate(model, PA_LRP):
+        model(IDS, MASK)
+    with propagate(model, ATTNLRP, observe=()) as trace:
+        trace.explain(model(IDS, MASK)[0, -1, 3])

@@ -68,6 +68,7 @@ class Numbers:
         self._seen: Any = WeakTensorKeyDictionary()  # whole numbers that the run was given, or has made
         self._own: Any = WeakTensorKeyDictionary()  # those that the model has kept
         self._of_input: Any = WeakTensorKeyDictionary()  # real numbers that were made of the input, and carry nothing
+        self._given: Any = WeakTensorKeyDictionary()  # what was made of the model's arguments
         self._ids: list[Tensor] = []
         self._masks: list[Tensor] = []
         self.lengths: set[int] = set()
@@ -79,6 +80,7 @@ class Numbers:
 
     def given(self, name: str, value: Tensor) -> None:
         """An argument of the model: the tokens, or the numbers of their places, if it is of whole numbers."""
+        self._given[value] = True
         if "mask" in name and value.ndim == 2:
             self._masks.append(value)
         if value.is_floating_point():
@@ -122,6 +124,16 @@ class Numbers:
                 self._marks.pop(each, None)
         return bool(found)
 
+    def is_given(self, constant: Tensor) -> bool:
+        """Whether a constant was made of an argument of the model."""
+        return constant in self._given or whole_of(constant) in self._given
+
+    def _follow_given(self, call: Call, out: Any) -> None:
+        if any(self.is_given(each) for each, _ in pairs([*call.args, *call.kwargs.values()], None)):
+            writes = is_in_place(call.name) or call.name == "__setitem__"
+            for made, _ in pairs(call.args[0] if writes else out, None):
+                self._given[made] = True
+
     def _has_input(self, value: Any) -> bool:
         if isinstance(value, (tuple, list)):
             return any(map(self._has_input, value))
@@ -143,6 +155,7 @@ class Numbers:
         marks = [mark for mark in marks if mark.is_table is is_table]  # where there are numbers, they tell alone
         if not marks:
             out = proceed(args, kwargs)
+            self._follow_given(call, out)
             if not self._is_from_elsewhere(out, args):
                 self.see(out)
             if call.name in NUMBERING and isinstance(out, Tensor) and out.ndim and self._numbers_places(call, out):
@@ -162,6 +175,7 @@ class Numbers:
                 except (IndexError, RuntimeError):  # the numbers of other places lead out of a table
                     is_known = False
             out = proceed(args, kwargs)
+        self._follow_given(call, out)
         is_single, is_mask = all(mark.is_single for mark in marks), all(mark.is_mask for mark in marks)
         if self._is_of_ids(call):  # which token it is hangs on the place, and so what is looked up by it
             is_single, shadow = False, None

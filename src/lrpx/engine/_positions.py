@@ -752,6 +752,7 @@ class Positions(Tap):
         of_scores = any(_is_tensor(each) and self._made.get(each) == SCORES for each in met)
         differs = c != mark.shadow
         if not (bool(differs.any()) or (mark.is_single and (mark.is_table or is_scores or of_scores))):
+            self._refuse_rows(c, shape, of_scores=is_scores or of_scores)
             return None  # of one place, a table has no other row, and a distance is the same from another
         if mark.is_single:
             return _Axis((), is_scores or of_scores)
@@ -786,6 +787,10 @@ class Positions(Tap):
 
     def _axis_of_table(self, c: Tensor, met: Sequence[Any], shape: Sequence[int], *, is_scores: bool) -> _Axis | None:
         """The same of what was not computed from places: a table of the model with a row for each."""
+        of_scores = is_scores or any(_is_tensor(each) and self._made.get(each) == SCORES for each in met)
+        if c.ndim and not self._is_of_model(c) and not self._numbers.is_given(c):
+            self._refuse_rows(c, shape, of_scores=of_scores)
+            return None
         if c.ndim < 2 or max(c.shape[:-1]) == 1:  # nearly always
             return None
         wide = [dim for dim in range(-c.ndim, -1) if c.shape[dim] > 1]
@@ -793,7 +798,6 @@ class Positions(Tap):
         is_whole = len(shape) == 3 and wide == [-2] and c.shape[-2:] == tuple(shape[-2:])
         is_of_input = is_whole and any(each.ids is None for each in self._run.sources)
         is_pair = is_scores or (len(shape) > 3 and c.shape[-2:] == tuple(shape[-2:]) == (c.shape[-1],) * 2)
-        of_scores = is_scores or any(_is_tensor(each) and self._made.get(each) == SCORES for each in met)
         if is_pair:
             dim = -1 if c.shape[-1] in (self._numbers.lengths or c.shape) else None
             if dim is None and not is_scores and self._is_of_blocks(c):
@@ -814,6 +818,20 @@ class Positions(Tap):
             raise self._refusal(f"nothing tells which dimension of a table of shape {list(c.shape)} is the tokens'")
         return _Axis((dim,), is_pair)
 
+    def _refuse_rows(self, c: Tensor, shape: Sequence[int], *, of_scores: bool) -> None:
+        """Refuse a constant with another row for each token, of which nothing tells whether they are positions: nobody
+        saw what it was made of, or it is the same at the one other place that was tried, as what comes again is.
+
+        Raises:
+            MethodError: it is such a constant, no mask, and met in the model, not in what is made of its outputs.
+        """
+        rows = -len(shape) if self._rows() > 1 else 0
+        dims = range(-c.ndim, 0 if of_scores else -1)
+        of_tokens = [dim for dim in dims if dim != rows and 1 < c.shape[dim] == shape[dim] in self._numbers.lengths]
+        if any(_has_rows(c, dim) for dim in of_tokens) and self._run.is_in_module():
+            why = f"nothing tells whether what has another row for each token, of shape {list(c.shape)}, is positions"
+            raise self._refusal(why, "let the model keep it as a buffer and cut it to the text, or ")
+
     def _is_of_blocks(self, c: Tensor) -> bool:
         """Whether what the model has kept for pairs of places is of fewer places than any text has tokens, as linear
         attention in blocks multiplies its products with."""
@@ -821,10 +839,7 @@ class Positions(Tap):
 
     def _is_table(self, c: Tensor, dim: int) -> bool:
         """Whether a constant is numbers of the model itself that differ along a dimension, and no mask."""
-        if not (c.is_floating_point() or c.is_complex()) or not self._is_of_model(c):
-            return False
-        is_mask = not c.is_complex() and bool(((c == c.min()) | (c == c.max())).all())
-        return not is_mask and bool((c != c.narrow(dim, 0, 1)).any())
+        return self._is_of_model(c) and _has_rows(c, dim)
 
     def _is_of_matrices(self, c: Tensor, x: Tensor) -> bool:
         """Whether a constant that the model has kept is a matrix for each place, as rotations are; weights of so many
@@ -868,6 +883,14 @@ def _kept_in(value: Any, depth: int = 4) -> list[Tensor]:
     if not depth or not isinstance(value, (tuple, list)):
         return []
     return [each for item in value for each in _kept_in(item, depth - 1)]
+
+
+def _has_rows(c: Tensor, dim: int) -> bool:
+    """Whether a constant is numbers that differ along a dimension, and no mask."""
+    if not (c.is_floating_point() or c.is_complex()):
+        return False
+    is_mask = not c.is_complex() and bool(((c == c.min()) | (c == c.max())).all())
+    return not is_mask and bool((c != c.narrow(dim, 0, 1)).any())
 
 
 def _is_tensor(value: Any) -> bool:

@@ -697,9 +697,15 @@ class Run:
             if isinstance(owner, Module) and id(owner) in paths:
                 return paths[id(owner)] or type(owner).__name__
             frame = frame.f_back  # type: ignore[assignment]
-        return "the model"
+        return NOWHERE
+
+    def is_in_module(self) -> bool:
+        """Whether a module's forward pass is running."""
+        return self.where() != NOWHERE
 
 
+NOWHERE = "the model"
+"""Where the run is when no module's forward pass is running."""
 NO_TOKENS = ("position", "mask", "grid", "size", "length", "index", "indices")
 """What is in the name of an argument of whole numbers that are no tokens."""
 
