@@ -515,3 +515,30 @@ def test_rows_for_tokens_of_which_nothing_tells_what_they_are_are_refused_by_nam
         model(IDS, MASK)
     with propagate(model, ATTNLRP, observe=()) as trace:
         trace.explain(model(IDS, MASK)[0, -1, 3])
+
+
+class _Typed(nn.Module):
+    """An encoder whose places are scaled by the first row of a table of two, and a decoder."""
+
+    def __init__(self, first: int | slice) -> None:
+        super().__init__()
+        self.first = first
+        self.table, self.places = (nn.Embedding(30, 16, _weight=noise(30, 16, seed=seed)) for seed in (0, 1))
+        self.types, self.weights = nn.Parameter(noise(2, 16, seed=2)), nn.Parameter(noise(3, 16, 16, seed=3))
+
+    def forward(self, input_ids: Tensor, decoder_input_ids: Tensor) -> Tensor:
+        x, y = (self.table(ids) + self.places(torch.arange(ids.shape[1])) for ids in (input_ids, decoder_input_ids))
+        q, k, v = self.weights
+        x = x * self.types[self.first]
+        return (y + ((y @ q) @ (x @ k).mT).softmax(-1) @ (x @ v)) @ self.table.weight.T
+
+
+def test_a_row_of_a_table_is_none_of_the_decoders_only_token() -> None:
+    """A slice of one row has as many rows as the decoder has tokens, and was met by five."""
+    found = []
+    for first in (0, slice(0, 1)):
+        model = _Typed(first)
+        with propagate(model, PA_LRP, observe=()) as trace:
+            trace.explain(model(torch.tensor([[5, 9, 11, 3, 8]]), torch.tensor([[7]]))[0, -1, 3])
+        found.append([each.relevance for each in trace.positions()] + [trace.source_relevance(trace.sources[0])])
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)

@@ -743,7 +743,7 @@ class Positions(Tap):
             return self._axis_of_table(c, met, shape, is_scores=is_scores)
         if mark.is_mask:
             return None
-        if mark.is_single and 1 not in self._numbers.lengths:
+        if mark.is_single and not self._may_be_one_place(shape):
             return None
         if mark.shadow is None and mark.is_single:
             return _Axis((), is_scores)
@@ -831,6 +831,12 @@ class Positions(Tap):
         if any(_has_rows(c, dim) for dim in of_tokens) and self._run.is_in_module():
             why = f"nothing tells whether what has another row for each token, of shape {list(c.shape)}, is positions"
             raise self._refusal(why, "let the model keep it as a buffer and cut it to the text, or ")
+
+    def _may_be_one_place(self, shape: Sequence[int]) -> bool:
+        """Whether what has this shape may be of one token: a dimension of it beside the rows of a batch is one."""
+        ids = next((each.ids for each in self._run.sources if each.ids is not None), None)
+        is_rows_first = ids is not None and ids.ndim > 1 and self._rows() == 1
+        return 1 in self._numbers.lengths and 1 in (shape[1:] if is_rows_first else shape)
 
     def _is_of_blocks(self, c: Tensor) -> bool:
         """Whether what the model has kept for pairs of places is of fewer places than any text has tokens, as linear
