@@ -312,6 +312,25 @@ def test_the_index_has_every_neuron(references, model):
     assert {data["words"][i].strip() for i in peaks} == wanted
 
 
+@pytest.mark.parametrize(
+    ("measure", "told", "head"),
+    [
+        ("activation", "its activation is highest", "Highest"),
+        ("negative activation", "its activation is lowest", "Lowest"),
+        ("relevance", "its relevance is highest", "Highest"),
+    ],
+)
+def test_the_index_tells_what_its_numbers_are(measure, told, head, references, model):
+    import json
+
+    html = index_page(references, model, measure=measure)
+    assert told in html
+    assert f">{head}</th>" in html
+    for layer, unit, *_, best in json.loads(re.search(r'id="units">(.*?)</script>', html)[1])["units"]:
+        wanted = references.passages(layer, unit, measure)[0].value
+        assert float(best) == pytest.approx(wanted, rel=1e-3)
+
+
 def test_an_index_of_units_that_were_ranked_by_something_else_is_refused(model, tmp_path):
     found = collect(Collection(model, corpus(tmp_path), ("relevance",), k=4), tmp_path / "run")
     with pytest.raises(InputError, match=r"ranked by relevance, not by activation; collect them again"):

@@ -19,6 +19,7 @@ from lrpx._views.picture import number, one_line, picture
 from lrpx.cards._lens import Lens
 from lrpx.cards._ranges import places as positions
 from lrpx.cards._ranges import ranged, trimmed
+from lrpx.cards._references import LOWEST
 from lrpx.units import places
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def index_page(
     bound = references.model() if model is None else references.check(model)
     found = places(bound.module, "neurons")
     lens = Lens.of(bound, found)
+    is_lowest = measure == LOWEST
     tokens = references.table[f"{measure} token"].to_pylist()
     values = references.table[f"{measure} value"].to_pylist()
     words: dict[str, int] = {}
@@ -109,8 +111,8 @@ def index_page(
             for i, (top, bottom) in enumerate(zip(*tops, strict=True)):
                 row = references.row(place.layer, begin + i)
                 peaks = list(dict.fromkeys(tokens[row]))[:FEW]
-                highest = number(values[row][0]) if values[row] else ""
-                units.append([place.layer, begin + i, named(top), named(bottom), named(peaks), highest])
+                best = number(-values[row][0] if is_lowest else values[row][0]) if values[row] else ""
+                units.append([place.layer, begin + i, named(top), named(bottom), named(peaks), best])
             done(len(logits))
     data = json.dumps({"words": list(words), "units": units}, ensure_ascii=True, separators=(",", ":"))
     script = resources.files("lrpx.cards").joinpath("templates/index.js").read_text(encoding="utf-8")
@@ -120,6 +122,8 @@ def index_page(
         .get_template("index.html.j2")
         .render(
             model=bound.as_it_is,
+            ranked=("activation is lowest" if is_lowest else f"{measure} is highest"),
+            best="Lowest" if is_lowest else "Highest",
             count=len(units),
             layers=len(found),
             texts=references.record["texts"],

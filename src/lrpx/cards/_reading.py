@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from lrpx.cards._references import FACTS, schema
+from lrpx.cards._references import FACTS, LOWEST, schema
 from lrpx.errors import InputError, MethodError, ModelError, ResultFileError
 from lrpx.model import Spec
 from lrpx.runs import Store, read_table
@@ -58,7 +58,8 @@ class References:
         folder: where it was.
         record: what the run says of itself.
         table: a row a unit; ``"activation value"``, ``"activation line"``, … are lists, best first, ``"counts"`` the
-            histogram, ``"peaks"`` in how many texts the unit was highest at which places.
+            histogram, ``"peaks"`` in how many texts the unit was highest at which places. Of a negative activation the
+            table has the opposite.
     """
 
     folder: Path
@@ -152,7 +153,7 @@ class References:
         self.check_measure(measure)
         row = self.row(layer, unit)
         columns = [self.table[f"{measure} {part}"][row].as_py() for part in ("value", "line", *FACTS[measure])]
-        sign = -1 if measure.startswith("negative") else 1
+        sign = -1 if measure == LOWEST else 1
         return [Passage(sign * value, *rest) for value, *rest in zip(*columns, strict=True)]
 
     def counts(self, layer: int, unit: int) -> list[int]:

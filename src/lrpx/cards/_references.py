@@ -27,6 +27,8 @@ FACTS: Final = {
 }
 """What units are ranked by, and what is kept of a passage beside its value and its line: at which token of it the unit
 is highest, that token's id, and, where the model's prediction is explained, the id of what it predicts."""
+LOWEST: Final = "negative activation"
+"""What is ranked by its opposite, which the table has."""
 OCTAVES: Final = 16
 """Places in a text: the first token, the second, the third and fourth, the next four, and so on; the last is open."""
 SMALLEST: Final = -6
