@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -344,6 +345,18 @@ def test_in_the_terminal(references, model):
     said = console.file.getvalue()
     for each in ("Neuron 7 of layer 1", "raises", "lowers", "highest negative activation", "most often relevant for"):
         assert each in said
+
+
+@pytest.mark.parametrize("width", [24, 30, 40, 57, 100])
+def test_no_count_is_cut_off_in_a_narrow_terminal(width, references, model):
+    made = card(references, 1, 7, model, passages=1)
+    counts = [1_234_567 + i for i in range(len(made.histogram))]
+    histogram = [(low, high, count) for (low, high, _), count in zip(made.histogram, counts, strict=True)]
+    console = Console(width=width, file=io.StringIO())
+    console.print(replace(made, histogram=histogram))
+    lines = console.file.getvalue().splitlines()
+    assert all(any(line.endswith(f"{count:,}") for line in lines) for count in counts)
+    assert max(map(len, lines)) <= width
 
 
 # ---------------------------------------------------------------------------- search

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from rich.padding import Padding
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from lrpx._views.picture import number, one_line, picture
@@ -26,6 +26,9 @@ BEFORE: Final = 60
 """And before it."""
 STRONGEST: Final = 3
 BAR: Final = 24
+FEWEST: Final = 4
+"""Cells of a bar: with fewer there is none."""
+GAP: Final = 2
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,9 @@ class CardView:
             counts = (f"{one_line(text)} {count}×" for text, count, _ in card.relevant_for)
             yield Text("  ".join(counts), overflow="fold")
         yield Text("\nhow active it is", "bold")
-        yield _bars([(ranged(low, high), count) for low, high, count in trimmed(card.histogram)])
+        yield _bars([(ranged(low, high), count) for low, high, count in trimmed(card.histogram)], options.max_width)
         yield Text("\nwhere in a text it is highest", "bold")
-        yield _bars([(places(first, last), count) for first, last, count in trimmed(card.peaks)])
+        yield _bars([(places(first, last), count) for first, last, count in trimmed(card.peaks)], options.max_width)
 
 
 def _passage(each: Shown, console: Console) -> Iterator[Text | Padding]:
@@ -79,9 +82,18 @@ def _passage(each: Shown, console: Console) -> Iterator[Text | Padding]:
     yield Text("  ".join(strongest), "dim", overflow="fold")
 
 
-def _bars(rows: Sequence[tuple[str, int]]) -> Table:
+def _bars(rows: Sequence[tuple[str, int]], width: int) -> Table:
+    """Names, bars and counts. Where the width is short bars are shorter, or none, and names are folded; no number is
+    cut off."""
     most = max((count for _, count in rows), default=1)
-    table = Table(Column(no_wrap=True), Column(), Column(justify="right"), box=None, show_header=False, pad_edge=False)
+    names, counts = max((len(name) for name, _ in rows), default=0), len(f"{most:,}")
+    cells = min(BAR, width - names - counts - 2 * GAP)
+    table = Table.grid(padding=(0, GAP))
+    table.add_column(overflow="fold")
+    if cells >= FEWEST:
+        table.add_column(no_wrap=True, min_width=cells)
+    table.add_column(justify="right", no_wrap=True, min_width=counts)
     for name, count in rows:
-        table.add_row(Text(name), Text("█" * round(BAR * count / most)), Text(f"{count:,}"))
+        bar = [Text("█" * round(cells * count / most))] if cells >= FEWEST else []
+        table.add_row(Text(name), *bar, Text(f"{count:,}"))
     return table
