@@ -1280,6 +1280,54 @@ def test_what_gives_the_scores_of_a_gate_is_no_branch(how: str) -> None:
         assert sorted(place.path for place in places(model.eval(), kind)) == wanted
 
 
+class WithHidden(WithHeads):
+    """An attention, which may end in a non-linearity before its matrix, and an MLP of three matrices."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(how)
+        self.first, self.second, self.third = nn.Linear(16, 12), nn.Linear(12, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (4, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        read = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        x = x + self.o(nn.functional.gelu(read) if self.how == "activated" else read)
+        hidden = self.second(nn.functional.gelu(self.first(x)))
+        met = hidden if self.how == "met" else 0
+        return x + self.third(nn.functional.gelu(hidden)) + met  # type: ignore[no-any-return]
+
+
+class FromActivated(OfLayers):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = nn.functional.gelu(self.table(input_ids))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("how", ["plain", "activated", "met"])
+def test_what_is_activated_again_is_no_branch(how: str) -> None:
+    """What the second of an MLP's three matrices gives was told as a second MLP's share of the stream, and counted
+    twice in a flow; heads were told as neurons where a non-linearity stands before their matrix."""
+    model = OfLayers([WithHidden(how)]).eval()
+    both = ["layers.0.second", "layers.0.third"]
+    assert [place.path for place in places(model, "neurons")] == both
+    assert [place.path for place in places(model, "mlp")] == (both if how == "met" else both[1:])
+    if how == "activated":
+        with pytest.raises(MethodError, match="heads"):
+            places(model, "heads")
+    else:
+        assert [place.path for place in places(model, "heads")] == ["layers.0.o"]
+
+
+def test_a_stream_that_begins_in_a_non_linearity_is_no_neurons() -> None:
+    """What the first attention is given was told as neurons, and what it gives as an MLP's share of the stream."""
+    model = FromActivated(Branches(16, 24) for _ in range(2)).eval()
+    for kind in ("neurons", "mlp"):
+        assert [place.path for place in places(model, kind)] == ["layers.0.down", "layers.1.down"]
+    for kind in ("queries", "keys", "values"):
+        assert len(places(model, kind)) == 2
+
+
 HIDES: dict[str, Any] = {
     "gelu": lambda a, b: nn.functional.gelu(a),
     "maximum": torch.maximum,

@@ -60,6 +60,8 @@ class _Mark:
             nobody's, as the stream.
         is_normed: whether that was a norm.
         calls: of what a linear layer gives: which calls of the module gave it, as where keys of two streams are joined.
+        after: of neurons: the linear layer, and which call of it, whose output the non-linearity was given.
+        is_stream: whether a layer was given it, as where the embeddings end in a non-linearity.
     """
 
     kind: str
@@ -69,6 +71,8 @@ class _Mark:
     is_scaled: bool = False
     is_normed: bool = False
     calls: tuple[int, ...] = ()
+    after: tuple[str, int] | None = None
+    is_stream: bool = False
 
 
 ATTRIBUTE = "_lrpx_unit"
@@ -153,6 +157,9 @@ class Follower(Tap):
         self._units: dict[tuple[str, int], Tensor] = {}  # which a layer of units was given
         self._constant: set[str] = set()  # what is given nothing of the input, as a decoder's first attention to itself
         self._gates: set[tuple[str, int]] = set()  # of these, what gives the scores of a gate, and no branch
+        self._hidden: set[tuple[str, int]] = set()  # of these, what gives neurons of another, as in an MLP of three
+        self._met: set[tuple[str, int]] = set()  # of linear layers, whose output was added to something else, too
+        self._of_stream: set[tuple[str, int]] = set()  # of layers of units, those that are given the stream, no neurons
         self._wraps: set[tuple[str, int]] = set()  # of these, what gives no more than a layer in it
         self._rows: dict[tuple[str, int], torch.Size] = {}  # of the layers and their calls, in order
         self._given: dict[tuple[str, int], torch.Size] = {}  # what they took
@@ -203,6 +210,8 @@ class Follower(Tap):
         if side == "input":
             self._entered[path] = value
             if is_layer:
+                if (mark := _mark_of(value)) is not None:
+                    _with(value, replace(mark, is_stream=True))
                 self._running.append((path, self.calls[path]))
                 self._given[path, self.calls[path]] = value.shape
                 self._embedded |= {source.value.shape[-1] for source in self._run.sources[:1]}
@@ -328,14 +337,16 @@ class Follower(Tap):
         out = proceed(*inputs)
         return self._activated(inputs[0], _mark_of(inputs[0]), out) if kind == "activation" else out
 
-    @staticmethod
-    def _activated(x: Any, mark: _Mark | None, out: Tensor) -> Tensor:
+    def _activated(self, x: Any, mark: _Mark | None, out: Tensor) -> Tensor:
         is_one = any_carries(out) and out.ndim > 1 and isinstance(x, Tensor) and out.shape == x.shape
         if not is_one:
             return out
-        if mark is None or mark.kind != "linear" or not _is_share(out):
+        if mark is not None and mark.kind == "heads":  # before their matrix: they are units of neither kind then
+            return out
+        if mark is None or mark.kind != "linear":
             return _with(out, _Mark("neurons", _along(out, -1) if mark is None else mark.index))
-        return _with(out, _Mark("neurons", mark.index, mark.path))
+        after = (mark.path, self._linears[mark.path]) if mark.path in self._linears else None
+        return _with(out, _Mark("neurons", mark.index, mark.path if _is_share(out) else "", after=after))
 
     def _attention(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
         given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
@@ -480,6 +491,10 @@ class Follower(Tap):
         self._around[path, self.calls[path]] = around = list(self._given_units(path, x, mark))
         for each in around:
             self._readers.setdefault(each, set()).add(path)
+        if mark.kind == "neurons" and mark.after is not None and layer_of(mark.after[0]) == layer_of(path):
+            self._hidden.add(mark.after)
+        if mark.kind == "neurons" and mark.is_stream:
+            self._of_stream.add((path, self.calls[path]))
         index = mark.index.reshape(-1, x.shape[-1])
         index = index if len(index) else mark.index.new_zeros(1, x.shape[-1])  # an expert that no token was sent to
         entered = self._entered.get(path)
@@ -638,6 +653,8 @@ class Follower(Tap):
             and not (own and _is_alone(x, best.path))
             for x, mark in zip(args, marks, strict=True)
         )
+        if ends and others:
+            self._met |= {(mark.path, call) for mark in known if mark.kind == "linear" for call in mark.calls}
         if ends and others and best.is_normed and best.path in self._linears:
             self._normed.add((best.path, self._linears[best.path]))
         if others and best.kind != "scores" and (ends or (kind == "plain" and best.kind == "linear")):
@@ -737,6 +754,9 @@ class Follower(Tap):
                 self._lose(place, wide)
                 continue
             at = place.path, place.call
+            is_one = sum(is_in(each, layer[0]) for each in self._made) == 1  # a layer that is no more than a matrix
+            if place.kind == "neurons" and at in self._of_stream and not is_one:
+                continue
             if place.kind in ("neurons", "heads"):
                 units = self._units[at]
                 place = self._whole(place)
@@ -746,7 +766,7 @@ class Follower(Tap):
             if place.kind == "neurons" and at in self._gates:
                 continue
             each = [replace(place, layer=numbers[layer], calls=self.calls[place.path], stack=stack_of(layer[0]))]
-            if place.kind in ("neurons", "heads"):
+            if place.kind == "heads" or (place.kind == "neurons" and at not in self._hidden - self._met):
                 branch: Kind = "mlp" if place.kind == "neurons" else "attention"
                 is_normed = (place.path, place.call) in self._normed
                 each.append(replace(each[0], side="output", kind=branch, width=1, size=wide, is_normed=is_normed))
