@@ -22,7 +22,7 @@ from lrpx.tasks import Task
 from tests import tiny
 from tests.reference import patching as twin
 from tests.reference.models import tiny_gpt2
-from tests.test_units import Experts
+from tests.test_units import Experts, OfLayers, WithHeads
 
 CLEAN, CORRUPT = [3, 4, 5, 6, 7, 8], [3, 4, 11, 6, 9, 8]
 RIGHT, WRONG = 4, 5
@@ -406,6 +406,25 @@ def test_what_cannot_be_patched_is_refused(model):
         patching.attributed(model, pair, "relp")
     with pytest.raises(InputError, match=r"pass \[n, 19, 11\]"):
         circuits.run(model, pair, graph, graph.edges)
+
+
+class WithoutGradients(OfLayers):
+    def forward(self, input_ids):
+        x = self.table(input_ids)
+        with torch.no_grad():
+            z = self.layers[0](x)
+        return self.head(self.layers[1](x + z))
+
+
+def test_parts_that_run_without_gradients_have_no_scores():
+    """They were scored as nothing, though patching them moves the value, as in HRM's first cycles."""
+    torch.manual_seed(0)
+    bound = BoundModel(WithoutGradients(WithHeads("plain") for _ in range(2)).eval(), None, task=Task.CAUSAL)
+    two = patching.pair_of(bound, [1, 2, 3], [1, 5, 3], 4, 6)
+    assert patching.exact(bound, two, "residual")[0].abs().max() > 1e-3
+    for kind in ("residual", "heads"):
+        with pytest.raises(MethodError, match=r"layers\.0 runs without gradients"):
+            patching.attributed(bound, two, RELP, [kind])
 
 
 def test_a_model_without_a_stream_has_no_edges():

@@ -208,7 +208,8 @@ def attributed(
         For each kind ``[L, T]`` by layer and position, or ``[L, units]``; in float32 at least.
 
     Raises:
-        MethodError, InputError: as :func:`parts_of`; or a number of steps that is none.
+        MethodError, InputError: as :func:`parts_of`; or a number of steps that is none; or the model runs some of them
+            under its own ``no_grad``.
         TraceError: as :func:`recorded`.
         UnknownOperationError, NonFiniteError: as any explanation.
     """
@@ -382,10 +383,19 @@ class _Leaves(Called):
         self.found: dict[tuple[str, Side, int], tuple[Tensor, Tensor]] = {}
 
     def at(self, path: str, side: Side, call: int, value: Tensor) -> Tensor | None:
-        """The same value, with a leaf that all after it is computed from; what is before goes on in the graph."""
+        """The same value, with a leaf that all after it is computed from; what is before goes on in the graph.
+
+        Raises:
+            MethodError: the model computes it without gradients.
+        """
         key = path, side, call
         if key not in self._places:
             return None
+        if not torch.is_grad_enabled():
+            raise MethodError(
+                f"{path} runs without gradients, in a part of the model under its own "
+                "no_grad, and what it makes of a difference would be scored as nothing; use exact patching"
+            )
         leaf = by_row(value.detach().clone(), self._rows)
         if self._start is not None and key == self._first:
             leaf[:, : self._start.shape[1]] = self._start
