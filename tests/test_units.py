@@ -1714,6 +1714,37 @@ def test_neurons_of_a_second_stream_of_another_width_are_not_left_out(kind: Any)
         places(OfManyStreams("two").eval(), kind)
 
 
+class PostNorm(nn.Module):
+    """A layer that hands on what it has made and the stream, which the next one adds to each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 24), nn.Linear(24, 16)
+
+    def forward(self, made: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+        stream = made + stream
+        return self.down(nn.functional.gelu(self.up(self.norm(stream)))), stream
+
+
+class OfPostNorms(OfLayers):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        both = self.table(input_ids), self.table(input_ids)
+        for layer in self.layers:
+            both = layer(*both)
+        return self.head(sum(both))  # type: ignore[no-any-return]
+
+
+def test_a_stream_of_two_tensors_is_not_told_as_the_first() -> None:
+    """Of two streams of a layer the first was ranked as what stands behind it; of a stream that the next layer adds
+    to what this one gives, the latter alone."""
+    for model in (OfManyStreams("two").eval(), OfPostNorms(PostNorm() for _ in range(2)).eval()):
+        with pytest.raises(MethodError, match=r"layers\.0 of \w+ is given two streams and gives both"):
+            places(model, "residual")
+        with pytest.raises(MethodError, match="two streams"):
+            lrpx.Explainer(model, task=lrpx.Task.CAUSAL).flow([5, 9, 3])
+    assert len(places(model, "neurons")) == 2
+
+
 @pytest.mark.parametrize("kind", ["neurons", "heads", "queries", "attention", "mlp", "residual"])
 def test_latents_are_no_tokens_where_there_are_as_many(kind: Any) -> None:
     """The third of seven latents was told as the third of seven tokens."""

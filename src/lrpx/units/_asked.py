@@ -64,6 +64,12 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
             "be what one linear layer gives, as where those of another layer are added to them, and those of the other "
             "layers are not all; ask for other units, or for a module's relevance by its path: trace.relevance(path)"
         )
+    if chosen and kind == "residual" and found.double:
+        raise MethodError(
+            f"{found.double} of {type(model).__name__} is given two streams and gives both, and what stands behind a "
+            "layer is not one of them alone; ask for other units, or for a module's relevance by its path: "
+            "trace.relevance(path)"
+        )
     if chosen and kind in found.unlike:
         raise MethodError(
             f"{found.unlike[kind]} of {type(model).__name__} is not seen to have {TITLES[kind]}, as the module of that "

@@ -14,18 +14,19 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from lrpx import tasks
 from lrpx._hooks import hooks
-from lrpx._modules import adapted_layers, as_it_was, named_modules
+from lrpx._modules import adapted_layers, as_it_was, layers, named_modules
 from lrpx.engine import propagate
 from lrpx.engine._book import storage_of
 from lrpx.engine._observer import first_given, first_tensor
 from lrpx.engine._running import CACHES, is_running
+from lrpx.engine._tensors import any_carries
 from lrpx.errors import LRPxError, ModelError
 from lrpx.recipes import GRADIENT
 from lrpx.units._follower import Follower
 from lrpx.units._place import Kind, Place, own_paths
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch.nn import Module
 
@@ -47,6 +48,7 @@ class _Found:
     turned: frozenset[tuple[str, Side]]
     picked: frozenset[tuple[str, Side]]
     apart: Mapping[tuple[str, Side], int]
+    double: str = ""
 
 
 _known: weakref.WeakKeyDictionary[Module, _Found] = weakref.WeakKeyDictionary()
@@ -112,12 +114,25 @@ def example(model: Module) -> dict[str, Any]:
 
 
 def _look(model: Module, built: tuple[Any, ...], inputs: Mapping[str, Any]) -> _Found:
-    follower = Follower(own_paths(model), map(storage_of, model.parameters()), adapted_layers(model))
+    own = own_paths(model)
+    follower = Follower(own, map(storage_of, model.parameters()), adapted_layers(model))
+    double: list[str] = []
+
+    def left(path: str) -> Callable[..., Any]:
+        def after(_: Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+            if _gives_two_streams([*args, *kwargs.values()], output):
+                double.append(path)
+
+        return after
+
     with (
         _now_looking(),
         as_it_was(model),
         propagate(model, GRADIENT, (), taps=[follower]),
+        hooks() as on,
     ):
+        for path in layers(own):
+            on.after(model.get_submodule(path), left(path), with_kwargs=True)
         try:
             model(**inputs)
         except Exception as error:
@@ -141,7 +156,23 @@ def _look(model: Module, built: tuple[Any, ...], inputs: Mapping[str, Any]) -> _
         turned=frozenset(follower.turned),
         picked=frozenset(follower.picked),
         apart=follower.apart,
+        double=double[0] if double else "",
     )
+
+
+def _gives_two_streams(given: Sequence[Any], output: Any) -> bool:
+    """Whether a layer is given two streams and gives both, changed, as TNT's of pixels and of patches."""
+    if not isinstance(output, (tuple, list)):
+        return False
+    given = [x for x in given if isinstance(x, Tensor) and x.ndim > 2 and any_carries(x)]
+    made = [x for x in output if isinstance(x, Tensor) and any_carries(x) and not any(x is each for each in given)]
+    shapes = [each.shape for each in given if made and each.ndim == made[0].ndim]  # a bias of scores is no stream
+    found = 0
+    for x in made:
+        if x.shape in shapes:
+            shapes.remove(x.shape)
+            found += 1
+    return found > 1
 
 
 def _look_for_tokens(model: Module, own: Mapping[str, str], inputs: Mapping[str, Any]) -> frozenset[tuple[str, Side]]:
