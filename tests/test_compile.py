@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from transformers import MixtralConfig, MixtralForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama import modeling_llama
 from transformers.utils.import_utils import is_tracing
 
 from lrpx import ATTNLRP, Contrast, Explainer, LogProb, Margin, Task
@@ -433,6 +436,26 @@ def test_settings_are_the_same_until_one_changes(change):
     assert settings() != before
 
 
+@pytest.mark.parametrize(
+    ("kept", "change"),
+    [
+        ({"a": 1}, lambda kept: kept.update(a=True)),
+        ({"a": 1}, lambda kept: kept.update(a=1.0)),
+        ({"a": 0.0}, lambda kept: kept.update(a=-0.0)),
+        ([torch.ones(2)], lambda kept: kept[0].data.mul_(2)),
+        ([torch.ones(2)], lambda kept: setattr(kept[0], "data", torch.zeros(2))),
+        ({SimpleNamespace: 1, Slotted(1.0): 2}, lambda kept: setattr(list(kept)[1], "gain", 2.0)),
+        ({Slotted(1.0)}, lambda kept: setattr(next(iter(kept)), "gain", 2.0)),
+    ],
+)
+def test_what_is_equal_by_name_alone_is_another_setting(kept, change):
+    """Code for 1 was run for True, and for what an element of a set, or ``.data``, held before."""
+    before = Settings().of(kept)
+    assert Settings().of(kept) == before
+    change(kept)
+    assert Settings().of(kept) != before
+
+
 @slow
 def test_nothing_of_the_model_changes():
     model = llama().requires_grad_(True)
@@ -672,6 +695,70 @@ class Mixed(nn.Module):
     def forward(self, input_ids, attention_mask=None):
         x = self.words(input_ids)
         return self.head(self.mix(x, self.scores(x)))
+
+
+def test_what_a_model_reads_from_transformers_is_seen(recorded):
+    """An attention function, told anew by its name, a function in the place of theirs, and a hook of all modules."""
+
+    def attention(factor):
+        def weighed(module, query, key, value, mask, scaling, **options):
+            scores = query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).mT * scaling * factor
+            hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+            return (
+                scores.masked_fill(hidden, -1e9).softmax(-1)
+                @ value.repeat_interleave(query.shape[1] // key.shape[1], 1)
+            ).transpose(1, 2), None
+
+        return weighed
+
+    model = models.tiny_llama()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "told", attention(1.0))
+        model.set_attn_implementation("told")
+        compiled = Explainer(model, compile=True)
+        first = compiled(ROWS[0])
+        patch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "told", attention(3.0))
+        second = Explainer(model)(ROWS[0])
+        assert not torch.allclose(first.relevance, second.relevance)
+        assert_same(compiled(ROWS[0]), second, 1e-6)
+        patch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, k, *angles: (q, k))
+        third = Explainer(model)(ROWS[0])
+        assert not torch.allclose(second.relevance, third.relevance)
+        assert_same(compiled(ROWS[0]), third, 1e-6)
+        handle = register_module_forward_hook(lambda module, args, output: None)
+        try:
+            with pytest.raises(ModelError, match=r"every module has a hook, .*compile=False"):
+                compiled(ROWS[0])
+        finally:
+            handle.remove()
+
+
+class Talking(Mixed):
+    """Attention whose weights are scaled by a learned number and then mixed, from head to head."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.keys, self.heads, self.scale = nn.Linear(8, 8), nn.Linear(2, 2, bias=False), nn.Parameter(torch.ones(1))
+
+    def forward(self, input_ids, attention_mask=None):
+        x = self.words(input_ids)
+        q, k, v = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in (self.scores(x), self.keys(x), x))
+        hidden = torch.full((x.shape[1],) * 2, -1e9, dtype=x.dtype).triu(1)
+        weights = (q @ k.mT + hidden).softmax(-1) * self.scale
+        weights = self.heads(weights.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.head(torch.tanh((weights @ v).transpose(1, 2).flatten(2)))
+
+
+def test_what_the_engine_finds_in_numbers_is_asked_at_each_call(recorded):
+    """Whether weights sum to 1 was written into the code for the first input and weights."""
+    torch.manual_seed(0)
+    model = Talking().double().eval()
+    compiled = Explainer(model, task=Task.CAUSAL, compile=True)
+    for scale in (1.0, 2.0, 1.0):
+        model.scale.data.fill_(scale)
+        plain = Explainer(model, task=Task.CAUSAL)([4, 11, 7, 1], method="attnlrp-vit")
+        assert_same(compiled([4, 11, 7, 1], method="attnlrp-vit"), plain, 1e-9)
+    assert len(compiled.bound.compiler._passes) == 2
 
 
 def states(x, scores):

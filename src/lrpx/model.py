@@ -973,7 +973,8 @@ class BoundModel(Named):
             run = forward(given)
         else:
             recorded = paths | questions.rows[0].arguments.keys()
-            run = self.compiler.run(self.module, forward, given, recorded, recipe)
+            changes = tasks.changes(self.module)
+            run = self.compiler.run(self.module, forward, given, recorded, recipe, changes)
         with attending_as_before(self.module), run as (trace, logits):
             with torch._C.DisableTorchFunction():  # no part of the model
                 seen = logits.detach()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn.modules import module as nn_module
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -56,7 +57,13 @@ class Compiler:
 
     @contextmanager
     def run(
-        self, model: Module, forward: Forward, inputs: Mapping[str, Any], paths: frozenset[str], recipe: Recipe
+        self,
+        model: Module,
+        forward: Forward,
+        inputs: Mapping[str, Any],
+        paths: frozenset[str],
+        recipe: Recipe,
+        changes: tuple[object, ...] = (),
     ) -> Iterator[tuple[Trace, Tensor]]:
         """What ``with forward(inputs) as (trace, logits)`` gives, computed by compiled code.
 
@@ -66,19 +73,26 @@ class Compiler:
             inputs: tensors, which may hold other numbers at the next call, and all else, which is part of the code.
             paths: the sources to record are those with one of these paths.
             recipe: the rules that ``forward`` applies.
+            changes: what the model's user has put into it, and where it reads, besides its modules: a part of the code.
 
         Raises:
             ModelError: the model cannot be compiled, or gives other numbers than the plain pass when it is.
         """
         with torch.inference_mode(False), torch.enable_grad():
-            call = _Call.of(model, forward, inputs, paths, recipe)
+            call = _Call.of(model, forward, inputs, paths, recipe, changes)
             with self._lock:
-                found = next((each for key, each in self._passes if key == call.key), None)
+                found = self._run(call)
                 if found is None:
                     with waiting(f"Compiling for an input of {call.size}, once"):
-                        found = _checked(call)
-                    self._passes.append((call.key, found))
-            yield found(call.tensors)
+                        self._passes.append((call.key, _checked(call)))
+                    found = self._run(call)
+            if found is None:
+                raise ModelError(f"whether weights of {type(model).__name__} sum to 1 is told by rounding; {INSTEAD}")
+            yield found
+
+    def _run(self, call: _Call) -> tuple[Trace, Tensor] | None:
+        found = (each(call.tensors) for key, each in self._passes if key == call.key)
+        return next((each for each in found if each is not None), None)
 
 
 # ---------------------------------------------------------------- what the code depends on
@@ -97,7 +111,13 @@ class _Call:
 
     @classmethod
     def of(
-        cls, model: Module, forward: Forward, given: Mapping[str, Any], paths: frozenset[str], recipe: Recipe
+        cls,
+        model: Module,
+        forward: Forward,
+        given: Mapping[str, Any],
+        paths: frozenset[str],
+        recipe: Recipe,
+        changes: tuple[object, ...] = (),
     ) -> _Call:
         """Look at a model.
 
@@ -111,7 +131,8 @@ class _Call:
         facts = list(map(settings.of_module, modules))
         for module in (*modules, *settings.beside):
             if any(vars(module)[kind] for kind in HOOKS):
-                _refuse_hooks(module)
+                _refuse_hooks(type(module).__name__, [vars(module)[kind] for kind in HOOKS])
+        _refuse_hooks("every module", [vars(nn_module)[f"_global{kind}"] for kind in HOOKS])
         tensors = [*own.values(), *(value for value in given.values() if isinstance(value, Tensor))]
         for tensor in tensors:
             if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # has no memory for code to read
@@ -120,10 +141,10 @@ class _Call:
                     f"be compiled; {INSTEAD}"
                 )
         kinds = [(type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors]
-        others = {name: None if isinstance(value, Tensor) else value for name, value in given.items()}
+        others = {name: None if isinstance(value, Tensor) else settings.of(value) for name, value in given.items()}
         casts = {device.type: torch.get_autocast_dtype(device.type) for *_, device in kinds
                  if torch.is_autocast_enabled(device.type)}  # fmt: skip
-        key = (kinds, recipe, paths, others, casts, torch.get_default_dtype(), facts)
+        key = (kinds, recipe, paths, others, casts, torch.get_default_dtype(), facts, changes)
         return cls(model, forward, given, list(own.values()), paths, key)
 
     @property
@@ -144,16 +165,16 @@ class _Call:
         return own, {name: next(rest) if isinstance(value, Tensor) else value for name, value in self.given.items()}
 
 
-def _refuse_hooks(module: Module) -> None:
+def _refuse_hooks(of: str, hooks: Sequence[Mapping[int, Any]]) -> None:
     """Refuse hooks of the user's, which may do another thing at every call.
 
     Raises:
-        ModelError: names the module's class and the hook.
+        ModelError: names what has them and the hook.
     """
-    for hook in (hook for kind in HOOKS for hook in vars(module)[kind].values()):
+    for hook in (hook for each in hooks for hook in each.values()):
         if not (getattr(hook, "__module__", None) or "").startswith(("lrpx.", "transformers.")):
             name = getattr(hook, "__qualname__", repr(hook))
-            raise ModelError(f"{type(module).__name__} has a hook, {name}, that cannot be compiled; {INSTEAD}")
+            raise ModelError(f"{of} has a hook, {name}, that cannot be compiled; {INSTEAD}")
 
 
 # ------------------------------------------------------------------------------- one pass
@@ -167,20 +188,25 @@ class _Pass:
         before: from the inputs to the logits, the value and the ids of each source, and what ``after`` needs.
         after: from that and the gradient of the logits to the gradient of each source.
         sources: the paths of each source, and whether ids were looked up in it.
+        answers: what the engine found in the numbers of the pass it was made for, of which the code depends.
         needed: where to find what ``after`` needs: ``(is an input, index)``.
     """
 
     before: Callable[..., Sequence[Tensor]]
     after: Callable[..., Sequence[Tensor]]
     sources: Sequence[tuple[tuple[str, ...], bool]]
+    answers: Sequence[bool]
     needed: Sequence[tuple[bool, int]]
 
-    def __call__(self, tensors: Sequence[Tensor]) -> tuple[Trace, Tensor]:
+    def __call__(self, tensors: Sequence[Tensor]) -> tuple[Trace, Tensor] | None:
+        """The pass, or None where the engine would find another thing in its numbers."""
         tensors = [tensor.detach() for tensor in tensors]
         with torch.no_grad():
             out = self.before(*tensors)
+        if self.answers and out[1].tolist() != self.answers:
+            return None
         trace = Trace(GRADIENT)
-        for (paths, has_ids), value, ids in zip(self.sources, out[1::2], out[2::2], strict=False):
+        for (paths, has_ids), value, ids in zip(self.sources, out[2::2], out[3::2], strict=False):
             leaf = value.detach().requires_grad_()
             trace.sources.append(Source(paths, leaf, ids if has_ids else None, is_of_tokens=has_ids))
         needed = [tensors[i] if is_input else out[i] for is_input, i in self.needed]
@@ -208,12 +234,15 @@ def _checked(call: _Call) -> _Pass:
     Raises:
         ModelError: it cannot be made, or gives other numbers.
     """
-    answers: list[Any] = []
-    with _roles.asking(answers), call.forward(call.given) as (trace, logits):
+    asked = _roles.Asked()
+    with _roles.asking(asked), call.forward(call.given) as (trace, logits):
         seed = torch.arange(logits.numel(), device=logits.device).cos().to(logits.dtype).view_as(logits)
         plain = _numbers(trace, logits, seed, call.paths)
-    found = _made(call, seed, answers)
-    for one, other in zip(plain, _numbers(*found(call.tensors), seed, call.paths), strict=True):
+    found = _made(call, seed, asked.answers)
+    ran = found(call.tensors)
+    if ran is None:
+        return found
+    for one, other in zip(plain, _numbers(*ran, seed, call.paths), strict=True):
         size = float(one.masked_fill(~one.isfinite(), 0.0).abs().max())
         tolerance = TOLERANCE.get(logits.dtype, 0.1) * size
         if not torch.isclose(one, other, rtol=0.0, atol=tolerance, equal_nan=True).all():
@@ -233,12 +262,13 @@ def _numbers(trace: Trace, logits: Tensor, seed: Tensor, paths: frozenset[str]) 
     return [logits.detach(), *(s.value.detach() for s in sources), *map(trace.source_gradient, sources)]
 
 
-def _made(call: _Call, seed: Tensor, answers: Sequence[Any]) -> _Pass:
+def _made(call: _Call, seed: Tensor, answers: Sequence[tuple[object, bool]]) -> _Pass:
     kept: list[tuple[tuple[str, ...], bool]] = []
 
     def joint(*tensors: Tensor) -> list[Tensor]:
         own, given = call.with_tensors(tensors[:-1])
-        with _Swapped(own), _roles.asking(iter(answers)), call.forward(given) as (trace, logits):
+        asked = _roles.Asked(answers)
+        with _Swapped(own), _roles.asking(asked), call.forward(given) as (trace, logits):
             sources = _recorded(trace, call.paths)
             kept[:] = [(source.paths, source.ids is not None) for source in sources]
             leaves = [source.value for source in sources]
@@ -247,13 +277,14 @@ def _made(call: _Call, seed: Tensor, answers: Sequence[Any]) -> _Pass:
                 for leaf, gradient in zip(leaves, trace.gradients(logits, leaves, tensors[-1]), strict=True)
             ]
         found = [each for s in sources for each in (s.value.detach(), s.value.new_empty(0) if s.ids is None else s.ids)]
-        return [logits.detach(), *found, *gradients]
+        told = torch.stack(asked.traced) if asked.traced else logits.new_empty(0)
+        return [logits.detach(), told, *found, *gradients]
 
     try:
         with _unchanged(call.model):
             before, after = _halves(joint, [*call.tensors, seed])
         needed = _needed(before, after)
-        return _Pass(_code(before), _code(after), kept, needed)
+        return _Pass(_code(before), _code(after), kept, [answer for _, answer in answers], needed)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".strip().split("\n")[0]
         raise ModelError(f"{type(call.model).__name__} cannot be compiled ({reason}); {INSTEAD}") from error
@@ -412,8 +443,8 @@ def _halves(joint: Callable[..., list[Tensor]], tensors: Sequence[Tensor]) -> tu
         raise TypeError("its forward pass writes into its own buffers")
     for i, node in enumerate(inputs):
         node.name = node.target = "tangents_0" if node is inputs[-1] else f"primals_{i}"  # names that torch looks for
-    sources = (len(_results(graph)) - 1) // 3
-    return min_cut_rematerialization_partition(graph, fakes, num_fwd_outputs=1 + 2 * sources)
+    sources = (len(_results(graph)) - 2) // 3
+    return min_cut_rematerialization_partition(graph, fakes, num_fwd_outputs=2 + 2 * sources)
 
 
 def _results(graph: GraphModule) -> list[Any]:

@@ -331,33 +331,56 @@ def are_mixed(out: Tensor) -> bool:
 def sums_to_one(weights: Tensor, dim: int, *, may_move: bool = True) -> bool:
     """Whether a softmax is along a dimension; an empty row has nothing. ``may_move``: also where each row has but one,
     as the places where experts find their tokens."""
-    answers, what = _ASKED.get(), (weights.shape, dim, may_move)
-    if answers is not None and not isinstance(answers, list):
-        before, found = next(answers, (None, False))
-        if before != what:
-            raise TypeError(f"attention weights {tuple(weights.shape)} that the plain pass did not have")
-        return bool(found)
+    asked = _ASKED.get()
     total = weights.detach().sum(dim)
-    found = bool((((total - 1).abs() < NEARLY_ONE) | (total == 0)).all())
-    if found and not may_move:
-        found = not bool((weights == 0).any() and ((weights == 0) | (weights == 1)).all())
-    if answers is not None:
-        answers.append((what, found))
-    return found
+    found = (((total - 1).abs() < NEARLY_ONE) | (total == 0)).all()
+    if not may_move:
+        found = found & ~((weights == 0).any() & ((weights == 0) | (weights == 1)).all())
+    if asked is None:
+        return bool(found)
+    return asked.answer((weights.shape, dim, may_move), found.detach())
+
+
+class Asked:
+    """What :func:`sums_to_one` finds in a plain pass, and in the trace of the same, whose tensors have no numbers.
+
+    Args:
+        answers: those of the plain pass; None to keep them.
+    """
+
+    def __init__(self, answers: Sequence[tuple[object, bool]] | None = None) -> None:
+        self.answers = list(answers or ())
+        self.traced: list[Tensor] = []
+        """The answers as the trace computes them."""
+        self._is_trace = answers is not None
+
+    def answer(self, what: object, found: Tensor) -> bool:
+        """What the plain pass found, or finds.
+
+        Raises:
+            TypeError: the trace asks for another thing.
+        """
+        if not self._is_trace:
+            self.answers.append((what, bool(found)))
+            return bool(found)
+        before, answer = self.answers[len(self.traced)] if len(self.traced) < len(self.answers) else (None, False)
+        if before != what:
+            raise TypeError(f"attention weights {what} that the plain pass did not have")
+        self.traced.append(found)
+        return answer
 
 
 @contextmanager
-def asking(answers: list[Any] | Iterator[Any]) -> Iterator[None]:
-    """Keep in a list what :func:`sums_to_one` finds, or take it from an iterator: the tensors of a trace, which is the
-    plain pass again, have no numbers."""
-    token = _ASKED.set(answers)
+def asking(asked: Asked) -> Iterator[None]:
+    """In the block, what :func:`sums_to_one` finds is kept there, or taken from there."""
+    token = _ASKED.set(asked)
     try:
         yield
     finally:
         _ASKED.reset(token)
 
 
-_ASKED: ContextVar[list[Any] | Iterator[Any] | None] = ContextVar("lrpx asked", default=None)
+_ASKED: ContextVar[Asked | None] = ContextVar("lrpx asked", default=None)
 NEARLY_ONE = 1e-2
 """How far from 1 what a softmax sums to may be, in whatever precision."""
 

@@ -6,6 +6,7 @@ Compiled code has such things written into it.
 from __future__ import annotations
 
 import sys
+import zlib
 from collections import deque
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
+NUMBERS = frozenset({bool, float, complex})
+"""Plain values that are equal to others that code may tell from them: 1, 1.0 and True, and 0.0 and -0.0."""
 NOT_SETTINGS = frozenset(vars(Module())) - {"training", "_modules", "_parameters", "_buffers"}
 """What each module has besides its settings, as hooks, which are refused."""
 NOT_LOOKED_INTO = sys.stdlib_module_names | {"numpy", "torch"}
@@ -72,11 +75,10 @@ class Settings:
     def of(self, value: Any) -> Any:
         """A value as it is now."""
         if type(value) in PLAIN:
-            return value
+            return (type(value), repr(value)) if type(value) in NUMBERS else value
         if isinstance(value, Tensor):
             number = self._inputs.get(id(value))
-            version = None if value.is_inference() else value._version  # goes up with each change in place
-            return (Same(value), version) if number is None else number
+            return (Same(value), _version(value), _checksum(value)) if number is None else number
         if isinstance(value, type):
             return self.of_class(value)
         if id(value) in self._met:
@@ -87,11 +89,9 @@ class Settings:
             self.beside.append(value)
             return self.of_module(value)
         if isinstance(value, dict):
-            return [type(value), *((key, self.of(each)) for key, each in value.items())]  # perhaps run in this order
-        if isinstance(value, (list, tuple, deque)):
+            return [type(value), *((self.of(key), self.of(each)) for key, each in value.items())]  # in this order
+        if isinstance(value, (list, tuple, deque, set, frozenset)):
             return [type(value), *map(self.of, value)]  # a list is another index than a tuple
-        if isinstance(value, (set, frozenset)):
-            return set(value)
         return Same(value), self.of_class(type(value)), self._attributes(value)
 
     def of_module(self, module: Module) -> Any:
@@ -113,6 +113,21 @@ class Settings:
         if cls is not SimpleNamespace and cls.__module__.partition(".")[0] in NOT_LOOKED_INTO:
             return None
         return {name: self.of(each) for name, each in _attributes_of(value).items()}
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version  # goes up with each change in place
+
+
+def _checksum(tensor: Tensor) -> int | None:
+    """Of a tensor's numbers, which change in ``.data`` without its version; None where they are not in memory."""
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ or tensor.layout is not torch.strided:
+        return None
+    if tensor.is_meta or tensor.is_quantized:
+        return None
+    return zlib.crc32(
+        tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy().tobytes()
+    )
 
 
 def _attributes_of(value: object) -> dict[str, Any]:
