@@ -543,6 +543,13 @@ def by_rows_and_columns(m: Roles, x: torch.Tensor) -> torch.Tensor:
     return x + m.o((q @ k.mT + places.flatten(2)).softmax(-1) @ v)
 
 
+def by_two_biases(m: Roles, x: torch.Tensor) -> torch.Tensor:
+    """Scores of contents and of places, each with a bias of its own, as Transformer-XL, XLNet and Conformers have."""
+    q, v = m.q(x), m.v(x)
+    scores = (q + m.u.bias) @ m.k(x).mT + (q + 4 * m.w.bias) @ m.constant[0].mT
+    return x + m.o(scores.softmax(-1) @ v)
+
+
 def by_temperature(m: Roles, x: torch.Tensor) -> torch.Tensor:
     scores = m.q(x) @ m.k(x).mT * torch.nn.functional.softplus(m.w(x))
     return x + m.o(scores.softmax(-1) @ m.v(x))
@@ -653,6 +660,7 @@ ROLES = {  # the model, the outputs of w and u, and the layers into attention; t
     "by squared distance": (by_squared_distance, 1, 1, "qkv"),
     "of a graph": (graph, 1, 1, "wuv"),
     "places by rows and columns": (by_rows_and_columns, 2, 2, "qkv"),
+    "contents and places, with biases": (by_two_biases, 8, 8, "qkv"),
     "temperature": (by_temperature, 1, 1, "qkv"),
     "deformable": (partial(deformable, heads=2), 6, 12, "wv"),
     "deformable, one head": (partial(deformable, heads=1), 3, 6, "wv"),

@@ -39,21 +39,42 @@ class _GradientOf(Function):
         return dy, None
 
 
+class Choice:
+    """Which of two gradients holds: what one layer has made, with a bias and without, has one choice."""
+
+    def __init__(self) -> None:
+        self.is_second = False
+        self._waiting: list[Callable[[], object]] = []
+
+    def when_second(self, call: Callable[[], object]) -> None:
+        """Call it once the second is taken, or now if it was."""
+        if self.is_second:
+            call()
+        else:
+            self._waiting.append(call)
+
+    def take_second(self) -> None:
+        """From here on the second holds."""
+        self.is_second = True
+        while self._waiting:
+            self._waiting.pop(0)()
+
+
 def either(first: Tensor, second: Tensor) -> Tensor:
-    """``first``, with its gradient or, once its node is told so (``node.is_second = True``), with that of ``second``,
-    which has the same value."""
+    """``first``, with its gradient or, once its node is told so (``node.choice.take_second()``), with that of
+    ``second``, which has the same value."""
     return _Either.apply(first, second)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Either(Function):
     @staticmethod
     def forward(ctx: Any, first: Tensor, second: Tensor) -> Tensor:
-        ctx.is_second = False
+        ctx.choice = Choice()
         return first.clone()
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        return (None, dy) if ctx.is_second else (dy, None)
+        return (None, dy) if ctx.choice.is_second else (dy, None)
 
 
 def scale_gradient(x: Tensor, factor: float) -> Tensor:

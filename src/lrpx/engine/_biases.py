@@ -52,6 +52,7 @@ class Layer(NamedTuple):
         dims: which dimensions of the result are the weight's, the last is -1.
         bias: what is added, as the result has it.
         scale: what the product was multiplied with, if with a constant.
+        choice: whether it projects into attention (:func:`_roles.choice`).
     """
 
     recipe: Recipe
@@ -63,6 +64,7 @@ class Layer(NamedTuple):
     dims: frozenset[int]
     bias: Tensor | None = None
     scale: Callable[[], Tensor] | None = None
+    choice: Any = None
 
 
 def layered(
@@ -87,7 +89,8 @@ def layered(
         def product(x: Tensor, weight: Tensor) -> Tensor:
             return op(x, weight, None)
 
-        _note(out, Layer(recipe, kind, product, x, x._version, weight, frozenset(dims), bias))
+        is_projection = _roles.choice(out)
+        _note(out, Layer(recipe, kind, product, x, x._version, weight, frozenset(dims), bias, choice=is_projection))
     return out
 
 
@@ -164,6 +167,7 @@ def with_bias(run: Any, func: Any, a: Any, b: Any) -> Tensor | None:
         applied = run.apply(whole.kind, _with_summand(whole.op), whole.x, whole.weight, whole.bias)
     finally:
         run.leave()
+    _roles.is_of_same_layer(applied, whole.choice)
     out = rules.with_gradient_of(value, applied)
     out = a.copy_(out) if changes else out
     _note(out, whole)

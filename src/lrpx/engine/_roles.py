@@ -53,10 +53,6 @@ WIDTH = "lrpx width"
 """What holds, at the node of a linear layer, how many outputs that has."""
 MIXED = "lrpx mixed"
 """What the node of a convolution is marked with that mixes channels, as a layer does."""
-MADE = "lrpx made"
-"""What holds, at the node of a linear layer, a call that refuses an override if it is an input projection."""
-RENAMED = "lrpx renamed"
-"""What holds, at the node of a linear layer, a call that says in the report that it is an input projection."""
 
 OTHER = "other"
 """What stands for what a convolution or attention has given, among layers."""
@@ -144,8 +140,21 @@ def _by_place(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]
     if run.trace.ran is not None and out.grad_fn is not None:
         run.may_be_renamed(out.grad_fn, rule_name(rule))
     if recipe.overrides and out.grad_fn is not None:
-        out.grad_fn.metadata[MADE] = partial(_overrides.refuse_unmet, recipe, run.where(), what, "input_projection")
+        refuse = partial(_overrides.refuse_unmet, recipe, run.where(), what, "input_projection")
+        cast("Any", out.grad_fn).choice.when_second(refuse)
     return out
+
+
+def choice(out: Tensor) -> Any:
+    """Whether a layer is an input projection, which may be known later; None where that makes no difference."""
+    return getattr(out.grad_fn, "choice", None)
+
+
+def is_of_same_layer(out: Tensor, made: Any) -> None:
+    """``out`` is what a layer gives with another bias, and ``made`` its choice: if one of the two is queries, as where
+    scores are a sum of contents and of places, the layer makes queries."""
+    if made is not None and choice(out) is not None:
+        cast("Any", out.grad_fn).choice = made
 
 
 def attend(run: Any, out: Any, *factors: Any, summed: Sequence[int | None] = ()) -> Any:
@@ -562,11 +571,7 @@ def _tell(node: Any, of: str = "") -> None:
     for each in _layers_behind(node, [FARTHEST], of):
         if each is OTHER or LINEAR in each.metadata:
             continue
-        if MADE in each.metadata:
-            each.metadata[MADE]()
-        if RENAMED in each.metadata:
-            each.metadata.pop(RENAMED)()
-        each.is_second = True
+        each.choice.take_second()
 
 
 def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:

@@ -327,13 +327,13 @@ class Run:
             before = name, self._rule, self.where()
             self.trace.ran[before] += 1
             for node, rule in self._renamed:
-                node.metadata[_roles.RENAMED] = partial(self._rename, before, (name, rule, before[2]))
+                node.choice.when_second(partial(self._rename, before, (name, rule, before[2])))
             self._renamed.clear()
         return out
 
     def may_be_renamed(self, node: Any, rule: str) -> None:
         """The call that made a node may turn out to have run under another rule: attention tells
-        (:data:`_roles.RENAMED`)."""
+        (:func:`_kernels.either`)."""
         if not self.replaying:
             self._renamed.append((node, rule))
 
