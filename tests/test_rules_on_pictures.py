@@ -550,6 +550,12 @@ def by_two_biases(m: Roles, x: torch.Tensor) -> torch.Tensor:
     return x + m.o(scores.softmax(-1) @ v)
 
 
+def beside_others(m: Roles, x: torch.Tensor, *, first: bool) -> torch.Tensor:
+    """What attention gives, put together with what it does not, before one layer."""
+    given, other = (m.q(x) @ m.k(x).mT).softmax(-1) @ m.v(x), torch.relu(m.w(x))
+    return x + m.u(torch.cat([given, other] if first else [other, given], 1)).unflatten(1, (2, 5)).sum(1)
+
+
 def by_temperature(m: Roles, x: torch.Tensor) -> torch.Tensor:
     scores = m.q(x) @ m.k(x).mT * torch.nn.functional.softplus(m.w(x))
     return x + m.o(scores.softmax(-1) @ m.v(x))
@@ -661,6 +667,8 @@ ROLES = {  # the model, the outputs of w and u, and the layers into attention; t
     "of a graph": (graph, 1, 1, "wuv"),
     "places by rows and columns": (by_rows_and_columns, 2, 2, "qkv"),
     "contents and places, with biases": (by_two_biases, 8, 8, "qkv"),
+    "attention beside others": (partial(beside_others, first=True), 8, 8, "qkv"),
+    "others beside attention": (partial(beside_others, first=False), 8, 8, "qkv"),
     "temperature": (by_temperature, 1, 1, "qkv"),
     "deformable": (partial(deformable, heads=2), 6, 12, "wv"),
     "deformable, one head": (partial(deformable, heads=1), 3, 6, "wv"),

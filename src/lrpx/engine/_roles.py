@@ -84,6 +84,8 @@ CHOICES = frozenset(
     Cat Stack ScatterAdd IndexAdd Col2Im PixelShuffle PixelUnshuffle Complex Real ViewAsReal ViewAsComplex""".split()
 )
 """Nodes whose result is numbers of what they are made of, with constants beside them or put together."""
+JOINS = frozenset(("Cat", "Stack"))
+"""Those of them that are made of several tensors, of which all must be marked."""
 NORMS = frozenset((NORM, "_LayerNormConstantStd"))
 """Those of a norm in one function: what was attention's, or its weights, is that still."""
 TOTALS = frozenset(("Sum", "Mean"))
@@ -491,7 +493,8 @@ def any_weights(values: Any) -> bool:
 
 def _reaches(x: Tensor, mark: str) -> bool:
     """Whether a tensor is what a marked node has made, in another shape or another precision, scaled, normalised,
-    shifted by a constant, or written into in part; or a sum of such tensors alone, as of differential attention."""
+    shifted by a constant, or written into in part; or such tensors alone, put together or summed, as in differential
+    attention."""
     return bool(_leads(x.grad_fn, mark, [MOST_SUMS]))
 
 
@@ -513,6 +516,10 @@ def _leads(node: Any, mark: str, sums: list[int]) -> Any:
             sums[0] -= 1
             found = [_leads(child, mark, sums) for child in reversed(made_of)] if sums[0] >= 0 else []
             if found and all(found):
+                return found[0]
+        elif kind(node) in JOINS and len(made_of) > 1:
+            found = [_leads(made_of[0], mark, list(sums))]
+            if found[0] and all(_leads(child, mark, list(sums)) for child in made_of[1:]):
                 return found[0]
         elif kind(node) in SCALES and len(made_of) > 1:  # a gate may come first or second
             if mark in (WEIGHTS, ROUTED):  # which are as many after a gate as before
