@@ -709,6 +709,39 @@ class Roles(torch.nn.Module):
         return self.head(torch.relu(self.last(self.made(self, x))))
 
 
+class Adapted(torch.nn.Linear):
+    """A linear layer with an adapter beside it, as LoRA has it."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.down, self.up = torch.nn.Linear(8, 3, bias=False), torch.nn.Linear(3, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + 0.5 * self.up(self.down(x))
+
+
+@pytest.mark.parametrize("name", ["layer", "without residuals"])
+@pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
+def test_a_layer_and_its_adapter_are_one_projection(recipe: Recipe, name: str) -> None:
+    """The numbers of a recipe that names the layers; a layer after the projection that is no adapter is none."""
+    recipe = replace(recipe, input_projection=Epsilon(0.2), output_projection=Epsilon(0.4))
+    named = replace(recipe, input_projection=None, output_projection=None)
+    for path in "qkv":
+        named = named.at(path, linear=recipe.input_projection)
+    named = named.at("o", linear=recipe.output_projection)
+    model = Roles("by distance")
+    model.made = attention if name == "layer" else lambda m, x: m.into[1](z := attention(m, m.into[0](x))) + z
+    for path in "qkvo":
+        setattr(model, path, Adapted())
+    x = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    model, found = model.double(), []
+    for each in (recipe, named):
+        with propagate(model, each) as trace:
+            trace.explain(model(x)[0, -1, 1])
+        found.append(trace.relevance("x"))
+    assert torch.allclose(*found, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", ROLES)
 @pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
 def test_attention_weighs_places(recipe: Recipe, name: str) -> None:

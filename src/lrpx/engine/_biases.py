@@ -165,9 +165,9 @@ def with_bias(run: Any, func: Any, a: Any, b: Any) -> Tensor | None:
     run.enter(whole.recipe)
     try:
         applied = run.apply(whole.kind, _with_summand(whole.op), whole.x, whole.weight, whole.bias)
+        _roles.is_of_same_layer(run, applied, whole.choice)
     finally:
         run.leave()
-    _roles.is_of_same_layer(applied, whole.choice)
     out = rules.with_gradient_of(value, applied)
     out = a.copy_(out) if changes else out
     _note(out, whole)

@@ -54,6 +54,10 @@ WIDTH = "lrpx width"
 MIXED = "lrpx mixed"
 """What the node of a convolution is marked with that mixes channels, as a layer does."""
 
+OUTWARD = "lrpx outward"
+"""What holds, at the node of an output projection, the node and the place there of what attention has given; and at
+those of layers after it also its node, and their choices."""
+
 OTHER = "other"
 """What stands for what a convolution or attention has given, among layers."""
 SCORES, SUMMED = "scores", "summands of scores"
@@ -73,6 +77,8 @@ MOVES = SHAPES | frozenset(
 """Nodes whose result is some of the numbers of what they are made of, in another shape or order."""
 VIEWS = _origins.VIEWS | {"Unsqueeze"}
 """Those whose result has the numbers in the same order."""
+SCALED = VIEWS | SCALES | {"NativeDropout", OWN}
+"""Those that scale besides."""
 CHOOSES_ALONG = frozenset("Topk Sort Gather IndexSelect Slice Scatter Cat".split())
 """Those whose result was chosen, or put together, along one dimension."""
 PADS = frozenset("ConstantPadNd Pad Im2Col".split())
@@ -131,8 +137,40 @@ def _by_place(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]
     if recipe.output_projection is not None and _reaches(x, ATTENDED):
         _overrides.refuse_unmet(recipe, run.where(), what, "output_projection")
         name = rule_name(recipe.output_projection)
-        return run.apply(what, op, *inputs, rule=recipe.output_projection, called=name)
+        out = run.apply(what, op, *inputs, rule=recipe.output_projection, called=name)
+        if out.grad_fn is not None:
+            out.grad_fn.metadata[OUTWARD] = _scaled_from(x.grad_fn, x.output_nr), None, ()
+        return out
     plain = run.apply(what, op, *inputs, rule=recipe.linear)
+    if recipe.output_projection not in (None, recipe.linear):
+        before = _scaled_from(x.grad_fn, 0)[0]
+        if before is not None and OUTWARD in before.metadata:
+            return _after_projection(run, what, op, inputs, plain, before)
+    return _into_attention(run, what, op, inputs, plain)
+
+
+def _after_projection(
+    run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any], plain: Any, before: Any
+) -> Any:
+    """A layer of what an output projection gives: the second half of one, if what it gives is added to what another
+    projection makes of the same, as an adapter's is."""
+    rule = run.recipe.output_projection
+    either = _kernels.either(plain, run.apply(what, op, *inputs, rule=rule))
+    if run.trace.ran is not None and either.grad_fn is not None:
+        run.may_be_renamed(either.grad_fn, rule_name(rule))
+    out = _into_attention(run, what, op, inputs, either)
+    if out.grad_fn is not None and either.grad_fn is not None:
+        if run.recipe.overrides:
+            refuse = partial(_overrides.refuse_unmet, run.recipe, run.where(), what, "output_projection")
+            choice(either).when_second(refuse)
+        edge, first, choices = before.metadata[OUTWARD]
+        out.grad_fn.metadata[OUTWARD] = edge, before if first is None else first, (*choices, choice(either))
+    return out
+
+
+def _into_attention(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any], plain: Any) -> Any:
+    """A linear layer (``plain`` is what it gives under the rule for these) that may be an input projection."""
+    recipe = run.recipe
     rule: Rule | None = recipe.input_projection
     if rule is None or rule == recipe.linear:
         if plain.grad_fn is not None:
@@ -152,11 +190,13 @@ def choice(out: Tensor) -> Any:
     return getattr(out.grad_fn, "choice", None)
 
 
-def is_of_same_layer(out: Tensor, made: Any) -> None:
+def is_of_same_layer(run: Any, out: Tensor, made: Any) -> None:
     """``out`` is what a layer gives with another bias, and ``made`` its choice: if one of the two is queries, as where
     scores are a sum of contents and of places, the layer makes queries."""
     if made is not None and choice(out) is not None:
         cast("Any", out.grad_fn).choice = made
+        if made.is_second:
+            run.call_it(rule_name(run.recipe.input_projection))
 
 
 def attend(run: Any, out: Any, *factors: Any, summed: Sequence[int | None] = ()) -> Any:
@@ -226,6 +266,8 @@ def multiplied(name: str, out: Any, given: Sequence[Any]) -> None:
     node: Any = getattr(out, "grad_fn", None)
     if node is None or name not in SPREADING | SUMMING or ATTENDED in node.metadata:
         return
+    if name in ADDING:
+        _adapted(node)
     tensors = [each for each in tensors_in(given) if each.is_floating_point()]
     summands = [each for each in (tensors[:1] if name == "addcmul" else tensors) if each.grad_fn is not None]
     is_product = name in SPREADING and _spreads(tensors[1:] if name == "addcmul" else tensors, out)
@@ -250,6 +292,29 @@ def multiplied(name: str, out: Any, given: Sequence[Any]) -> None:
             }
     elif name == "mul" and any(not each.requires_grad and any_weights(each) for each in tensors):
         node.metadata[WEIGHTS] = node.metadata[GATES] = True
+
+
+def _adapted(node: Any) -> None:
+    """A sum of what an output projection makes of a tensor, and other layers after another, is an output projection."""
+    behind = [_scaled_from(*edge)[0] for edge in node.next_functions if edge[0] is not None]
+    if len(behind) != 2 or not all(OUTWARD in each.metadata for each in behind):
+        return
+    (edge, first, choices), (other_edge, other_first, others) = (each.metadata[OUTWARD] for each in behind)
+    if edge != other_edge or (first is None) == (other_first is None) or first is behind[1] or other_first is behind[0]:
+        return
+    for each in (*choices, *others):
+        each.take_second()
+    node.metadata[OUTWARD] = edge, None, ()
+
+
+def _scaled_from(node: Any, at: int) -> tuple[Any, int]:
+    """The node, and the place there, of what was scaled at most, or is in another shape or precision."""
+    while node is not None and OUTWARD not in node.metadata and ATTENDED not in node.metadata:
+        edges = [edge for edge in node.next_functions if edge[0] is not None]
+        if len(edges) != 1 or kind(node) not in SCALED:
+            break
+        node, at = edges[0]
+    return node, at
 
 
 def _is_spread(x: Tensor, node: Any) -> bool:
@@ -621,9 +686,46 @@ def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:
     found = [_layers_behind(child, left, of) for child in children]
     together = set().union(*found)
     is_sum = of != SUMMED and name in SUMS and any(each not in (set(), together) for each in found)
+    if is_sum and (adapted := _adapted_layers(node, [FARTHEST])) is not None:
+        layers, given = adapted
+        behind = _layers_behind(given, left) if of == SCORES else set()
+        return layers if OTHER in behind else layers | behind
     if is_sum and not (of == "" and _leads(node, WEIGHTS, [MOST_SUMS])):
         return set().union(*(_layers_behind(child, left, SUMMED) for child in children)) if of else {OTHER}
     return together
+
+
+def _adapted_layers(node: Any, left: list[int]) -> tuple[set[Any], Any] | None:
+    """The layers behind a sum of what one makes of a tensor, and what some make of it one after another, as an adapter
+    of lower rank does, and what they were given; None where something else is added, as that itself. What two make,
+    each by itself, is a stream."""
+    summands = [_made_linearly(edge, left) for edge in node.next_functions if edge[0] is not None]
+    common = set.intersection(*(set(each) for each in summands))
+    found = [([each[edge] for each in summands], edge[0]) for edge in common]
+    adapted = [
+        (set[Any]().union(*each), given) for each, given in found if min(map(len, each)) == 1 < max(map(len, each))
+    ]
+    return min(adapted, key=lambda each: len(each[0]), default=None)
+
+
+def _made_linearly(made: tuple[Any, int], left: list[int]) -> dict[tuple[Any, int], set[Any]]:
+    """What a tensor was made of by layers and scalings alone, and the layers that are between."""
+    node, found = made[0], {made: set[Any]()}
+    left[0] -= 1
+    if left[0] < 0:
+        return found
+    edges = [edge for edge in node.next_functions if edge[0] is not None]
+    if kind(node) == "_Either" or LINEAR in node.metadata:
+        edge = node.metadata[_origins.OWN][1]
+        behind = _made_linearly(edge, left) if edge is not None else {}
+        return found | {before: {node} | layers for before, layers in behind.items()}
+    if kind(node) in SUMS and len(edges) > 1:
+        each = [_made_linearly(edge, left) for edge in edges]
+        common = set.intersection(*(set(one) for one in each))
+        return found | {before: set().union(*(one[before] for one in each)) for before in common}
+    if len(edges) == 1 and kind(node) in SCALED | SUMS:
+        return found | _made_linearly(edges[0], left)
+    return found
 
 
 def _pairs(node: Any) -> bool:

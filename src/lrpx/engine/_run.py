@@ -327,7 +327,8 @@ class Run:
             before = name, self._rule, self.where()
             self.trace.ran[before] += 1
             for node, rule in self._renamed:
-                node.choice.when_second(partial(self._rename, before, (name, rule, before[2])))
+                if not node.choice.is_second:  # else the call's own row says what it did
+                    node.choice.when_second(partial(self._rename, before, (name, rule, before[2])))
             self._renamed.clear()
         return out
 
