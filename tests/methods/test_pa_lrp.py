@@ -349,12 +349,22 @@ def test_a_figure_has_a_cell_for_each_layer_and_token(llama: lrpx.Explainer) -> 
     assert "model.layers.1" in texts[1]
 
 
-def test_positions_of_pixels_and_of_latents_have_no_sum() -> None:
-    (kind,) = (one for one in choose(["perceiver"], "image-classification") if one.name.endswith("Fourier"))
-    model = tiny_model(kind)
-    explainer = lrpx.Explainer(model)
+def test_positions_of_frames_and_of_patches_have_no_sum() -> None:
+    (kind,) = choose(["timesformer"], "video-classification")
+    explainer = lrpx.Explainer(tiny_model(kind), task=lrpx.Task.IMAGE_CLASSIFICATION)
     with pytest.raises(MethodError, match=r"meets the positions of \d+ places and of \d+.*use attnlrp"):
-        explainer(torch.ones(3, 32, 32), method="pa-lrp")
+        explainer({"pixel_values": torch.ones(1, 8, 3, 32, 32)}, method="pa-lrp")
+
+
+@pytest.mark.parametrize("name", ["PerceiverForImageClassificationFourier", "VJEPA2ForVideoClassification"])
+def test_the_features_of_an_images_angles_are_not_taken_for_its_places(name: str) -> None:
+    # both numbers, those of the places and those of the frequencies, are ranges that are made in the forward pass
+    (kind,) = (one for one in choose(["perceiver", "vjepa2"]) if one.name == name)
+    model = tiny_model(kind)
+    explainer = lrpx.Explainer(model, task=lrpx.Task.IMAGE_CLASSIFICATION)
+    pixels = {"pixel_values_videos": torch.ones(1, 4, 3, 64, 64)} if "Video" in name else torch.ones(3, 32, 32)
+    with pytest.raises(MethodError, match=r"nothing tells which dimension of positions of shape \[1, .*use attnlrp"):
+        explainer(pixels, method="pa-lrp")
 
 
 @pytest.mark.parametrize("length", [5, 7])

@@ -759,7 +759,8 @@ class Positions(Tap):
         if is_scores:
             return _Axis((-1 if c.shape[-1] > 1 else -2,), is_scores=True)
         is_pair = c.ndim > 1 and c.shape[-1] == shape[-1] > 1 and c.shape[-2] in (1, shape[-2])
-        is_pair &= c.shape[-1] in (self._numbers.lengths or c.shape)
+        # where no tokens are known, a head is as wide as it is, and scores alone are of pairs
+        is_pair &= c.shape[-1] in self._numbers.lengths if self._numbers.lengths else of_scores
         # rows of a batch, in which some may differ and others not, as where they are padded
         rows = -len(shape) if self._rows() > 1 else 0
         many = {dim: _spread(differs, dim) for dim in range(-c.ndim, 0) if c.shape[dim] > 1 and dim != rows}
