@@ -977,6 +977,12 @@ class Layout(torch.nn.Module):
             elif self.how == "heads first":
                 q, k = (x.transpose(0, 1).reshape(-1, length, 4) * angles for x in (q, k))
                 q, k = (x.view(2, rows, length, 4).transpose(0, 1) for x in (q, k))
+            elif self.how.startswith("beside the whole"):  # as an image's pieces are, beside it
+                is_turned = self.how.endswith("heads first")
+                pieces = q.transpose(0, 1).reshape(-1, length, 4) if is_turned else q.flatten(0, 1)
+                q, first, second = (torch.cat([pieces, k[:, 0], k[:, 1]]) * angles).split([2 * rows, rows, rows])
+                q = q.view(2, rows, length, 4).transpose(0, 1) if is_turned else q.view(rows, 2, length, 4)
+                k = torch.stack([first, second], 1)
             elif self.how == "rows first":
                 q, k = ((x.flatten(0, 1) * angles).view(x.shape) for x in (q, k))
             elif self.how == "tokens first, and back":
@@ -1000,7 +1006,9 @@ def test_a_batch_is_its_rows_where_these_come_first(how: str) -> None:
     near(rows_of(how, ids), np.concatenate([rows_of(how, each[None]) for each in ids]))
 
 
-@pytest.mark.parametrize("how", ["stacked", "put together", "heads first"])
+@pytest.mark.parametrize(
+    "how", ["stacked", "put together", "heads first", "beside the whole, heads first", "beside the whole, rows first"]
+)
 def test_a_batch_is_refused_by_name_where_other_things_come_before_its_rows(how: str) -> None:
     ids = torch.tensor([[3, 4, 5], [9, 8, 7]])
     near(rows_of(how, ids[:1]), rows_of("", ids[:1]))

@@ -42,8 +42,8 @@ class Rows:
         firsts = [each for each in given if each not in self._at and each.ndim and len(each) == rows]
         if call.name in JOINS:
             dim = arguments(call.args, call.kwargs, "tensors", "dim")[1] or 0
-            if dim % made[0].ndim == 0 and len(firsts) > 1 and len(firsts) == len(given) and firsts[0].ndim > 2:
-                self._at[made[0]] = 1 if call.name == "stack" else UNKNOWN
+            if dim % made[0].ndim == 0 and len(given) > 1 and self._are_mixed(given, firsts, rows):
+                self._at[made[0]] = 1 if call.name == "stack" and len(firsts) == len(given) else UNKNOWN
                 return
         x = given[0]
         if x.ndim == 0:
@@ -62,6 +62,14 @@ class Rows:
             at = self._after(call, x, each, before, rows)
             if at:
                 self._at[each] = at
+
+    def _are_mixed(self, given: list[Tensor], firsts: list[Tensor], rows: int) -> bool:
+        """Whether what is joined along the first dimension has each several rows, so that those of one row are no
+        longer one behind the other: whole batches, or one beside others that have more of each row."""
+        whole = [each for each in given if each not in self._at and each.ndim and len(each) % rows == 0]
+        if len(whole) < len(given):
+            return bool(whole) and any(each in self._at for each in given)
+        return bool(firsts) and firsts[0].ndim > 2
 
     @staticmethod
     def _after(call: Call, x: Tensor, out: Tensor, at: int, rows: int) -> int:
