@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
+    import numpy as np
+    from numpy.typing import NDArray
     from torch.nn import Module
 
     from lrpx._images import Patches
@@ -475,6 +477,14 @@ class BoundModel(Named):
     def _looks_back(self) -> bool:
         """Tried once, not for each call: it takes two runs of the model."""
         return self._tried.once("looks back", lambda: tasks.looks_back(self.module))
+
+    def sees_nothing(self, position: int, seen: NDArray[np.bool_]) -> bool:
+        """Whether there is a layer in which one place of ``[T]`` sees none of those that are seen. A classifier of
+        tokens may look back alone, which is asked where the place and the one before it are hidden."""
+        if seen[position]:
+            return False
+        looks_back = self.task is Task.CAUSAL or (not seen[max(position - 1, 0)] and self._looks_back)
+        return not seen[tasks.seen_from(self.module, position, looks_back)].any()
 
     @property
     def _rows_alone(self) -> bool:

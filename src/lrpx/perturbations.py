@@ -238,14 +238,12 @@ class Perturbation:
             )
 
     def mask(self, model: BoundModel, row: Row, position: int | None, hidden: NDArray[np.bool_]) -> Tensor:
-        """``[T]``: the attention mask of the first segment. Where all that a place can see is hidden, the place that is
-        read sees itself alone, for a softmax over nothing is no number."""
+        """``[T]``: the attention mask of the first segment. Where all that a place can see in some layer is hidden, the
+        place that is read sees itself, too, for a softmax over nothing is no number."""
         seen = ~hidden[: row.lengths[0]]
-        if position is not None and len(row.segments) == 1:
-            visible = seen[: position + 1] if model.task is Task.CAUSAL else seen
-            if not visible.any():
-                seen = seen.copy()
-                seen[position] = True
+        if position is not None and len(row.segments) == 1 and model.sees_nothing(position, seen):
+            seen = seen.copy()
+            seen[position] = True
         return torch.from_numpy(seen.astype(np.int64))
 
     def row(self, model: BoundModel, row: Row, hidden: NDArray[np.bool_]) -> Row:

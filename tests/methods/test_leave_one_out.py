@@ -16,6 +16,7 @@ from lrpx.coverage._inputs import tiny_inputs
 from lrpx.coverage._tiny import tiny_model
 from lrpx.errors import MethodError, ModelError, NonFiniteError, TargetError
 from lrpx.methods import METHODS, LeaveOneOut
+from lrpx.perturbations import outputs
 from tests import tiny
 from tests.reference import models
 from tests.reference.leave_one_out import deleted, leave_one_out
@@ -219,6 +220,56 @@ def test_a_place_that_could_see_nothing_else_sees_itself(build):
     """A softmax over nothing would be what the kernel makes of it."""
     found = Explainer(build())([9], 7, method="leave-one-out", position=0)
     assert found.relevance.tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "attention", "position", "gone"),
+    [
+        ("LlamaForTokenClassification", "eager", 0, [0]),
+        ("MistralForCausalLM", "eager", 9, [6, 7, 8, 9]),
+        ("MistralForCausalLM", "sdpa", 9, [6, 7, 8, 9]),
+        ("MistralForTokenClassification", "sdpa", 9, [6, 7, 8, 9]),
+        ("GPTNeoForCausalLM", "eager", 9, [6, 7, 8, 9]),
+        ("ModernBertForTokenClassification", "sdpa", 6, [4, 5, 6, 7, 8]),
+    ],
+)
+def test_so_it_does_where_all_is_hidden_that_one_layer_sees(kind, attention, position, gone):
+    """A window of four tokens, or of two to each side; and the first token of a classifier that looks back alone."""
+    own = {"pad_token_id": 0}
+    if kind.startswith("GPTNeo"):
+        own |= {"window_size": 4, "attention_types": [[["global", "local"], 1]], "num_layers": 2}
+    elif kind.startswith("ModernBert"):
+        own |= {"local_attention": 4, "cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2}
+    else:
+        own |= {"sliding_window": 4} if kind.startswith("Mistral") else {}
+        own |= {"num_key_value_heads": 2}
+    config = getattr(transformers, kind).config_class(
+        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_labels=9,
+        initializer_range=0.3, **own,
+    )  # fmt: skip
+    model = tiny.build(getattr(transformers, kind), config, attention)
+    ids = torch.arange(3, 17)
+    hidden = torch.ones(14, dtype=torch.bool)
+    hidden[gone] = False
+    expected = model(input_ids=ids[None], attention_mask=(hidden | (torch.arange(14) == position)).long()[None])
+    explain = Explainer(model)
+    _, questions = explain._one_asked(ids.tolist(), 7, None, "leave-one-out", position, None)
+    answers = explain.bound.ask(questions)
+    (found,) = outputs(explain.bound, questions, answers, [(~hidden).numpy()[None]])
+    near(torch.from_numpy(found[0]), expected.logits[0, position, 7].detach()[None].double())
+
+
+def test_so_it_does_at_the_first_token_of_a_chunk():
+    """Llama 4 looks back to the first token of a chunk, of which there are four here."""
+    config = transformers.Llama4TextConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=24, intermediate_size_mlp=24, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, head_dim=8, attention_chunk_size=4, moe_layers=[],
+        no_rope_layers=[1, 0], layer_types=["chunked_attention", "full_attention"], initializer_range=0.3,
+    )  # fmt: skip
+    model = tiny.build(transformers.Llama4ForCausalLM, config, "eager")
+    found = Explainer(model)(list(range(3, 14)), 7, method="leave-one-out", position=8).relevance
+    assert found[8] == 0
+    assert found[:8].abs().min() > 1e-6
 
 
 def test_a_text_of_one_token_of_which_nothing_is_left_is_refused():

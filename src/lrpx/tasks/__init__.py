@@ -29,6 +29,7 @@ from lrpx.tasks._tasks import (
     pixel_argument as pixel_argument,
     position_ids as position_ids,
     refuse_unnamed as refuse_unnamed,
+    seen_from as seen_from,
     signal_argument as signal_argument,
     sizes as sizes,
     source_paths as source_paths,

@@ -437,6 +437,28 @@ def border(model: Module) -> int | None:
     return min((each for each in lengths if isinstance(each, int)), default=None)
 
 
+def seen_from(model: Module, place: int, looks_back: bool) -> slice:
+    """Which places all layers see from one, if nothing is hidden: with windows, or chunks, of so many tokens those of
+    the narrowest. A window looks back alone, its own place among its tokens, or as far to both sides."""
+    config = text_config(model)
+    kinds = {*(getattr(config, "layer_types", None) or ()), *(getattr(config, "attention_layers", None) or ())}
+
+    def length(name: str, kind: str) -> int | None:
+        found = getattr(config, name, None)
+        return found if isinstance(found, int) and found > 0 and (not kinds or kind in kinds) else None
+
+    first, end = 0, place + 1 if looks_back else None
+    window = length("sliding_window", "sliding_attention")
+    if window is None and "local" in kinds:  # GPT-Neo's
+        window = length("window_size", "local")
+    if window is not None:
+        first, end = max(place - window + looks_back, 0), place + 1 + (0 if looks_back else window)
+    chunk = length("attention_chunk_size", "chunked_attention")
+    if chunk is not None and kinds:
+        first = max(first, place // chunk * chunk)
+    return slice(first, end)
+
+
 def sizes(model: Module) -> dict[str, int]:
     """How many types and places of tokens the model has embeddings of, by the argument that takes them."""
     types = getattr(text_config(model), "type_vocab_size", None)

@@ -108,11 +108,17 @@ def looks_back(model: Module) -> bool:
     weight = first_weight(model)
     steps = torch.tensor([1, 3, 5, 7, 11, 13])[:, None]  # six texts of other tokens, in other orders
     ids = (torch.arange(8) * steps + torch.arange(len(steps))[:, None]).to(input_device(model)) % weight.shape[0]
+
+    def masked(ids: Tensor) -> dict[str, Tensor]:
+        return {"attention_mask": torch.ones_like(ids)} if accepts(model, MASKS["input_ids"]) else {}
+
     try:
         with torch.no_grad(), as_it_was(model):
-            followed = named(model(input_ids=ids), "logits")
-            alone = [named(model(input_ids=each[None, :4]), "logits") for each in ids]
-    except (RuntimeError, ValueError, IndexError):  # its own, or eight tokens are too many
+            followed, *alone = (
+                named(model(input_ids=each, **masked(each) | _needed(model, each)), "logits")
+                for each in (ids, *(each[None, :4] for each in ids))
+            )
+    except Exception:  # its own, or eight tokens are too many, or it takes something else
         return False
     if not all(isinstance(each, Tensor) and each.ndim == 3 for each in (followed, *alone)):
         return False
