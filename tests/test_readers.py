@@ -19,6 +19,9 @@ from tokenizers.processors import TemplateProcessing
 from torch.testing import assert_close
 
 from lrpx import LRP, METHODS, Explainer, Logit, LogProb, propagate
+from lrpx.coverage._classes import every_class
+from lrpx.coverage._inputs import tiny_inputs
+from lrpx.coverage._tiny import tiny_model
 from lrpx.errors import InputError, MethodError, ModelError, TargetError
 from lrpx.model import LOOKED_AT, BoundModel, Spec
 from lrpx.targets import Similarity, Span
@@ -818,6 +821,22 @@ def test_an_image_and_a_text():
         found.relevance, (embeddings * embeddings.grad).sum(-1)[0].detach(), rtol=1e-3, atol=1e-6
     )
     assert found.explained.value == pytest.approx(float(logit.detach()), abs=1e-5)
+
+
+def test_a_document_without_a_mask_is_refused_where_one_of_ones_makes_a_difference():
+    """UDOP hides the places that it puts behind a text if it is given a mask, and all runs are with one."""
+    chosen = next(each for each in every_class() if each.name == "UdopForConditionalGeneration")
+    model = tiny_model(chosen)
+    given = {name: each for name, each in tiny_inputs(chosen, model).items() if name != "use_cache"}
+    explain = Explainer(model)
+    with pytest.raises(InputError, match="no attention_mask, and one of ones changes what UdopForConditional"):
+        explain(dict(given), 5, method="gradient-x-input")
+    masked = given | {"attention_mask": torch.ones_like(given["input_ids"])}
+    found = explain(dict(masked), 5, method="gradient-x-input", position=-1)
+    with torch.no_grad():
+        wanted, without = (model(**copy.deepcopy(each)).logits[0, -1, 5] for each in (masked, given))
+    assert found.explained.value == pytest.approx(float(wanted), abs=1e-5)
+    assert abs(wanted - without) > 1e-3
 
 
 def test_positions_of_an_image_in_tiles_are_those_of_all_tiles():

@@ -513,6 +513,7 @@ class Reader:
                 )
             if not (found.has_mask or self._reads_padding):
                 self._padding.refuse(ids, name)
+            self._refuse_without_mask(found)
             return (replace(self._segment(name, found.per_token), before=found.before),), found.arguments
         if "input_ids" in self.task.arguments or not found.arguments:
             wanted = "input_ids" if self.task.segments else tasks.signal_argument(self.model, self.task)
@@ -522,6 +523,17 @@ class Reader:
         if self.task.pictures:
             refuse_colours_last(self.model, found.arguments.get(tasks.signal_argument(self.model, self.task)))
         return (), found.arguments
+
+    def _refuse_without_mask(self, found: _encoded.Encoded) -> None:
+        """Refuse a text and what stands beside it without an attention mask, with which all runs are, where one of ones
+        makes a difference."""
+        if found.has_mask or not found.arguments or not tasks.accepts(self.model, "attention_mask"):
+            return
+        if tasks.is_moved_by_ones(self.model, self.task, found.per_token["input_ids"], found.arguments):
+            raise InputError(
+                f"the input has no attention_mask, and one of ones changes what {type(self.model).__name__} says; pass "
+                "all that the processor returned, with its attention_mask"
+            )
 
     def _under_its_name(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """An image as its processor calls it, under the name of the model's main input, where it takes either:

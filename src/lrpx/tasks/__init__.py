@@ -42,6 +42,7 @@ from lrpx.tasks._trials import (
     heeds_mask as heeds_mask,
     hides as hides,
     hides_ones as hides_ones,
+    is_moved_by_ones as is_moved_by_ones,
     is_moved_by_padding as is_moved_by_padding,
     looks_back as looks_back,
     rows_alone as rows_alone,

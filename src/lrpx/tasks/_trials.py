@@ -305,6 +305,30 @@ def is_moved_by_padding(model: Module, ids: Sequence[int], arguments: Mapping[st
     return not _is_close(alone, padded, weight.dtype)
 
 
+def is_moved_by_ones(model: Module, task: Task, ids: Sequence[int], arguments: Mapping[str, Tensor]) -> bool:
+    """Whether what a model says of a text and what stands beside it is another with a mask that hides none of its
+    tokens: UDOP puts places of its own behind them, and hides those if it is given a mask."""
+    weight, text = first_weight(model), torch.tensor([[*ids]], device=input_device(model))
+    given: dict[str, Tensor] = {"input_ids": text} | _needed(model, text)
+    if "decoder_input_ids" in task.arguments:
+        given["decoder_input_ids"] = text[:, :1]
+    given |= {
+        name: each.to(text.device, weight.dtype if each.is_floating_point() else None)
+        for name, each in arguments.items()
+    }
+    try:
+        with torch.no_grad(), as_it_was(model):
+            before = torch.get_rng_state()
+            without, masked = (
+                _first_of(model(**{name: each.clone() for name, each in (given | more).items()}))
+                for more in ({}, {MASKS["input_ids"]: torch.ones_like(text)})
+            )
+            draws = not torch.equal(before, torch.get_rng_state())
+    except Exception:  # it takes something else, and a run will say so
+        return False
+    return without.shape == masked.shape and not (draws or _is_close(without, masked, weight.dtype))
+
+
 def rows_alone(model: Module, task: Task, pad_id: int) -> bool:
     """Whether a model's head may be given a few rows alone, as far as a short input tells: a module of one's own may
     add others of each token to its logits, a second table's, say, or use them again. transformers' are believed."""
