@@ -1201,8 +1201,15 @@ class Choosing(Shown):
         return super().forward(shown, x)
 
 
+class Masked(Shown):
+    def forward(self, mask, x=None):
+        return super().forward(mask, x)
+
+
 def test_an_image_is_no_mask_that_comes_first():
     """It was given as the mask."""
+    with pytest.raises(ModelError, match=r"forward takes mask, x, and nobody knows which .* call it pixel_values"):
+        Explainer(Masked().double().eval(), task=Task.IMAGE_CLASSIFICATION)(image(), 1)
     for kind in (Shown, Asking):
         with pytest.raises(ModelError, match=r"forward takes shown, x, and nobody knows which .* call it pixel_values"):
             Explainer(kind().double().eval(), task=Task.IMAGE_CLASSIFICATION)(image(), 1)

@@ -380,7 +380,8 @@ def signal_argument(model: Module, task: Task) -> str:
             f"{type(model).__name__}.forward takes what it is given by its place alone, and inputs are passed by name; "
             f"name the {'image' if task.pictures else 'sound'} among its arguments, as {name}"
         )
-    if found and len(needed) != 1:
+    is_mask = len(found) > len(needed) == 1 and "mask" in needed[0].name.lower()
+    if found and (len(needed) != 1 or is_mask):
         raise ModelError(
             f"{type(model).__name__}.forward takes {', '.join(each.name for each in found)}, and nobody knows which of "
             f"these is the {'image' if task.pictures else 'sound'}; call it {name}, or let it be the only one without "
