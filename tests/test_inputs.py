@@ -617,3 +617,19 @@ def test_a_token_of_a_page_is_left_out_where_the_model_counts_places_twice():
             model(input_ids=ids, bbox=boxes, attention_mask=mask[None]).logits[0, 1] for mask in (masks[0] | 1, *masks)
         )
     torch.testing.assert_close(found, whole - torch.stack(others), rtol=0, atol=1e-9)
+
+
+def test_a_text_behind_which_the_tokenizer_puts_an_end_is_refused_unless_it_is_said_where(piece_tokenizer):
+    """What a model says there is what comes after an end, as of a BERT that writes."""
+    model = models.tiny_gpt2(vocab_size=len(piece_tokenizer))
+    explain = Explainer(model, piece_tokenizer)
+    for given in ("the keys", ["the keys", "the old table"]):
+        with pytest.raises(InputError, match=r"puts '\[SEP\]' behind a text, and .* pass position=-2"):
+            explain(given, 5)
+    ids = piece_tokenizer("the keys")["input_ids"]
+    found = explain("the keys", 5, position=-2, method="gradient-x-input")
+    with torch.no_grad():
+        assert found.explained.value == pytest.approx(model(torch.tensor([ids[:-1]])).logits[0, -1, 5].item())
+    assert explain("the keys", 5, position=-1) == explain(ids, 5)
+    without = piece_tokenizer("the keys", add_special_tokens=False)
+    assert explain(without, 5).ids == tuple(ids[1:-1])

@@ -172,6 +172,12 @@ def _refuse_twice(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], ids:
             )
 
 
+def ends_of(tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int]) -> int:
+    """How many special tokens its tokenizer has put behind a text."""
+    own = _fields(tokenizer, [text], InputError)["input_ids"]
+    return next((at for at in range(len(ids)) if [*ids[: len(ids) - at][-len(own) :]] == own), 0)
+
+
 def _at_the_start(ids: Sequence[int]) -> int:
     """How many of the ids, from the first on, are the first."""
     return next((at for at, each in enumerate(ids) if each != ids[0]), len(ids))

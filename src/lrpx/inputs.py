@@ -39,6 +39,7 @@ class Segment:
         parts: named half-open ranges of all its tokens: the messages of a chat and its template; none otherwise.
         texts: of which of two texts each token is, 0, 1 or -1 for special tokens; none where no tokenizer says it.
         before: how much padding stood before its tokens in what the tokenizer returned.
+        ends: how many special tokens its tokenizer has put behind a text that a model goes on writing.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Segment:
     parts: tuple[tuple[str, int, int], ...] = ()
     texts: tuple[int, ...] = ()
     before: int = 0
+    ends: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens.ids)
@@ -375,7 +377,10 @@ class Reader:
                 raise InputError(f"the {name} has {', '.join(arguments)} besides its tokens; pass the tokens alone")
             return segment
         if isinstance(given, str):
-            return self._segment(name, _tokens.encode(self.text_tokenizer, given))
+            segment = self._segment(name, _tokens.encode(self.text_tokenizer, given))
+            if self.task is not Task.CAUSAL:
+                return segment
+            return replace(segment, ends=_tokens.ends_of(self.text_tokenizer, given, segment.tokens.ids))
         if isinstance(given, tuple) and len(given) == 2 and all(isinstance(each, str) for each in given):
             return self._segment(name, self._pair(*given))
         if isinstance(given, (bytes, bytearray, memoryview)):
@@ -620,6 +625,14 @@ class Reader:
             )
         if position is None and self.task.default == "mask":
             return self._mask_position(ids)
+        count = row.segments[-1].ends
+        if position is None and count:
+            ends = "".join(row.segments[-1].tokens.pieces[-count:]).strip()
+            raise InputError(
+                f"the tokenizer, {type(self.text_tokenizer).__name__}, puts {ends!r} behind a text, and the model "
+                f"would say what comes after that; pass position={-1 - count} for what comes after the text, "
+                "position=-1 for what comes after the end, or token ids without it"
+            )
         at = -1 if position is None else whole_number(position)
         if at is None:
             raise InputError(f"the position is {position!r}; pass a whole number for each input")
