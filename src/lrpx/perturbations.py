@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from lrpx.inputs import Row
     from lrpx.model import BoundModel
-    from lrpx.questions import Answers, Questions
+    from lrpx.questions import Answers, Question, Questions
 
 __all__ = ["READS", "WAYS", "Perturbation", "outputs"]
 
@@ -237,13 +237,25 @@ class Perturbation:
                 f"as zero-embedding{row.where}"
             )
 
-    def mask(self, model: BoundModel, row: Row, position: int | None, hidden: NDArray[np.bool_]) -> Tensor:
+    def mask(self, model: BoundModel, row: Row, asked: Question, hidden: NDArray[np.bool_]) -> Tensor:
         """``[T]``: the attention mask of the first segment. Where all that a place can see in some layer is hidden, the
-        place that is read sees itself, too, for a softmax over nothing is no number."""
+        place that is read sees itself, too, for a softmax over nothing is no number.
+
+        Raises:
+            ModelError: it is one end of an answer, and would be seen from the other.
+        """
         seen = ~hidden[: row.lengths[0]]
-        if position is not None and len(row.segments) == 1 and model.sees_nothing(position, seen):
-            seen = seen.copy()
-            seen[position] = True
+        read = {asked.target.token, asked.target.end} if isinstance(asked.target, Span) else {asked.position}
+        for place in read if len(row.segments) == 1 else ():
+            if isinstance(place, int) and model.sees_nothing(place, seen):
+                if len(read) > 1:
+                    raise ModelError(
+                        f"{type(model.module).__name__} looks back alone, and where token {place} is hidden, the "
+                        "answer that starts or ends there sees nothing; use a method or a perturbation that changes "
+                        f"the tokens or their embeddings{row.where}"
+                    )
+                seen = seen.copy()
+                seen[place] = True
         return torch.from_numpy(seen.astype(np.int64))
 
     def row(self, model: BoundModel, row: Row, hidden: NDArray[np.bool_]) -> Row:
@@ -376,7 +388,7 @@ def _run(
     pairs = list(zip(each.rows, each.asked, (hidden for _, hidden in jobs), strict=True))
     how: dict[str, Any] = {}
     if perturbation.how == "attention-mask":
-        how["attention_mask"] = [perturbation.mask(model, row, asked.position, gone) for row, asked, gone in pairs]
+        how["attention_mask"] = [perturbation.mask(model, row, asked, gone) for row, asked, gone in pairs]
     elif perturbation.how == "zero-embedding":
         made = {question: _embeddings(model, questions.row_of(question)) for question, _ in jobs}
         how["embeddings"] = [

@@ -259,6 +259,23 @@ def test_so_it_does_where_all_is_hidden_that_one_layer_sees(kind, attention, pos
     near(torch.from_numpy(found[0]), expected.logits[0, position, 7].detach()[None].double())
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_an_answer_that_would_see_nothing_is_refused(attention):
+    """Its start looked at what stands behind it; one of one token sees itself."""
+    config = transformers.LlamaConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, initializer_range=0.3, pad_token_id=0,
+    )  # fmt: skip
+    model = tiny.build(transformers.LlamaForQuestionAnswering, config, attention).float()
+    with pytest.raises(ModelError, match=r"looks back alone, and where token 0 is hidden, the answer"):
+        Explainer(model)(IDS, Span(0, 2), method="leave-one-out")
+    found = Explainer(model)(IDS, Span(0, 0), method="leave-one-out").relevance
+    near(found, torch.zeros(len(IDS)))
+    assert Explainer(model)(IDS, Span(1, 2), method="leave-one-out").relevance[0].abs() > 1e-3
+    both = tiny.build(transformers.BertForQuestionAnswering, models.tiny_bert().config, attention)
+    assert Explainer(both)(IDS, Span(0, 2), method="leave-one-out").relevance[0].abs() > 1e-6
+
+
 def test_so_it_does_at_the_first_token_of_a_chunk():
     """Llama 4 looks back to the first token of a chunk, of which there are four here."""
     config = transformers.Llama4TextConfig(

@@ -74,7 +74,7 @@ class LeaveOneOut(Method):
         for i, question in enumerate(resolved.asked):
             row = resolved.row_of(i)
             for hidden in np.eye(row.lengths[0], dtype=bool):
-                mask = hiding.mask(model, row, question.position, hidden)
+                mask = hiding.mask(model, row, question, hidden)
                 if not mask.any():
                     raise MethodError(f"{self.name} leaves nothing of a text of one token; use attnlrp{row.where}")
                 which.append(i)
