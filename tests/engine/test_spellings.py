@@ -451,6 +451,14 @@ def test_functions_that_were_moved_apart_are_one_where_they_have_their_plain_gra
     near(moved, gated(lambda a: a.tanh() * (a * WEIGHTS).sigmoid() * a), PLAIN[recipe])
 
 
+@pytest.mark.parametrize("recipe", [*RECIPES.values(), *PLAIN.values()], ids=lambda recipe: recipe.name)
+def test_functions_of_what_was_moved_twice_are_one(recipe: lrpx.Recipe) -> None:
+    twice = lambda a, b, _: (a.roll(1, 1).tanh() * (2 * a.roll(1, 1) + 3)) * b  # noqa: E731
+    near(twice, lambda a, b, _: (a.tanh() * (2 * a + 3)).roll(1, 1) * b, recipe)
+    summed = lambda a, b, _: (a.roll(1, 1).exp() + 1).log() * (a.roll(1, 1).square() + a.roll(1, 1)).tanh() * b  # noqa: E731
+    near(summed, lambda a, b, _: ((a.exp() + 1).log() * (a.square() + a).tanh()).roll(1, 1) * b, recipe)
+
+
 WEIGHTS = noise(ROWS, LENGTH, WIDTH, seed=77)
 
 
@@ -646,6 +654,14 @@ AFTER_A_MOVE: dict[str, Of] = {
     "filled": lambda a: a.relu().mT.masked_fill(torch.ones_like(a.mT).tril() > 0, 0.0).sigmoid().mT,
     "chosen": lambda a: torch.where(torch.ones_like(a.mT).tril() > 0, (a + 1).mT, a.mT).relu().mT,
     "joined": lambda a: torch.cat([a + 1, a]).relu()[: len(a)],
+    "a relu by a mask": lambda a: (lambda y: (y * (y > 0)).mT)((a + 1).mT),
+    "a relu by a choice": lambda a: (lambda y: torch.where(y > 0, y, 0.1 * y).mT)((a + 1).mT / 2),
+    "filled by a step": lambda a: (lambda y: y.masked_fill(y < 0.5, 0.0).mT)((a + 1).mT),
+    "in pieces": lambda a: (lambda y: torch.where(y > 0.5, y, y / 2).mT)((a + 1).mT),
+    "a sum of two that were moved": lambda a: ((a + 1).roll(1, 1) + a.tanh().roll(1, 1)).relu(),
+    "next to nothing": lambda a: F.softplus(F.silu(40 * a).mT).mT,
+    "next to nothing, and a guard": lambda a: torch.log(torch.sigmoid(40 * a).mT + 1e-6).mT,
+    "next to nothing, and shifted": lambda a: F.relu6((1e-3 * a).square().view(-1) + 1).view(a.shape),
 }
 
 

@@ -234,9 +234,9 @@ def activation(run: Any, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
     lost = ""
     if hasattr(root, CUT) and _is_lost(run, op, found or Function(x)):
         lost = "relu with inplace=True, before a function that is not 0 at 0 (leave inplace out)"
-    elif _moved.is_moved_or_joined(root) and _was_function(run, op, found or Function(x)):
-        lost = "function of a function that was moved (apply it before that is moved)"
-    elif found is None and _is_forgotten(x) and _was_function(run, op, Function(x)):
+    elif _was_moved(run, op, found or Function(x), kind):
+        lost = MOVED
+    elif found is None and _is_forgotten(x) and _was_function(run, op, Function(x), kind):
         lost = "function of a function of what is gone (apply it at once, or keep that in a variable)"
     if lost:
         run.refuse(lost)
@@ -282,12 +282,32 @@ FAR = 5.0
 """How far from zero it is asked what a function gives."""
 
 
-def _was_function(run: Any, op: Op, f: Function) -> bool:
+def _was_moved(run: Any, op: Op, f: Function, kind: int = CURVED) -> bool:
+    """The same, if the root of ``f`` was moved or put together."""
+    return _moved.is_moved_or_joined(f.root) and _was_function(run, op, f, kind)
+
+
+def refuse_moved(run: Any, op: Op, f: Function) -> None:
+    """Refuse ``op`` of ``f``, which the model has written out by a mask or a selection, where as one function with what
+    was moved it would be another."""
+    if _was_moved(run, op, f):
+        run.refuse(MOVED)
+
+
+MOVED = "function of a function that was moved (apply it before that is moved)"
+
+
+def _was_function(run: Any, op: Op, f: Function, kind: int) -> bool:
     """Whether ``op`` is one function with what the moved root of ``f`` is a function of, which is not at hand, and a
-    recipe refuses that: a number was added there; or what is not 0 is 0 there, and ``op`` of that is not."""
+    recipe refuses that: a number was added there; or what is not 0 is 0 there, or next to nothing, and ``op`` of that
+    is not. (An exponential of next to nothing is a scale, to which nothing is handed.)"""
     if not run.recipe.strict or run.recipe.activation in PARTWISE:
         return False
-    return any(_is_one_with(way, op, f) for way in _moved.ways(f.root))
+    ways = _moved.ways(f.root)
+    if any(_is_one_with(way, op, f) for way in ways):
+        return True
+    is_known = run.recipe.activation is rules.identity and kind != EXPONENTIAL
+    return is_known and any(_is_steeper(way, op, f) for way in ways)
 
 
 def _is_one_with(way: _moved.Way, op: Op, f: Function) -> bool:
@@ -300,6 +320,29 @@ def _is_one_with(way: _moved.Way, op: Op, f: Function) -> bool:
         is_cut = any(bool((way.op(each) == 0).any()) for each in (far, -far))
         whole, zero = _then(f.op, op), single(f.root, 0)
         return is_cut and bool((whole(zero).abs() > GUARD * whole(zero + 1).abs()).any())
+
+
+NEAR = tuple(sign * 2.0**power for power in range(-24, 6) for sign in (1, -1))
+"""Numbers by which it is asked how steep a function is."""
+
+
+def _is_steeper(way: _moved.Way, op: Op, f: Function) -> bool:
+    """Whether somewhere in the root of ``f`` there is so little that the identity rule takes ``op`` of it for a
+    constant, as it would not take the whole."""
+    if way.op is None or way.kind == LINEAR:
+        return False
+    (node, place), x, whole = way.end, f.root.detach(), _then(f.op, op)
+    like = node._input_metadata[place]
+    with _disable_current_modes():
+        if type(x) is not Tensor or not bool((rules.is_steep(whole(x), x) & (x != 0)).any()):
+            return False
+        for number in NEAR:
+            root = single(like, number)
+            before = single(x, way.op(root).flatten()[0].item())
+            value = whole(before)
+            if bool((rules.is_steep(value, before) & ~rules.is_steep(value, torch.full_like(value, number))).any()):
+                return True
+    return False
 
 
 def fits(value: Tensor, root: Tensor) -> bool:
@@ -358,7 +401,7 @@ def of_one(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
     """``op(a, b)``, a product or quotient, under the rule for activations, if both are functions of one tensor."""
     if _are_of_one(a, b):
         f, g = function_of(a) or Function(a), function_of(b) or Function(b)
-    elif not (_moved.is_moved(a) or _moved.is_moved(b)) or not _may_be_moved(run):  # nearly always
+    elif not (_moved.is_of_moved(a) or _moved.is_of_moved(b)) or not _may_be_moved(run):  # nearly always
         return None
     elif (both := _moved_of_one(run, a, b)) is not None:
         f, g = both
@@ -617,15 +660,18 @@ def _may_be_known(a: Tensor, b: Tensor) -> bool:
         return False
     if _are_of_one(a, b) or getattr(a, EXPONENTS, None) is not None:
         return True
-    return _moved.is_moved(a) and _moved.is_moved(b)
+    return _moved.is_of_moved(a) and _moved.is_of_moved(b)
 
 
 def summed(run: Any, out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
     """``out = op(a, b)``, a sum of two that depend on the input; of two functions of one tensor, a function of it."""
-    if _moved.is_moved(a) and _moved.is_moved(b) and not _are_of_one(a, b):
+    if _moved.is_of_moved(a) and _moved.is_of_moved(b) and not _are_of_one(a, b):
         if _may_be_moved(run) and (both := _moved_of_one(run, a, b)) is not None:
             f, g = both
-            write_note(out, Function(f.root, max(f.kind, g.kind), f.exact and g.exact, _both(op, f, g)))
+            if f.root is g.root:
+                write_note(out, Function(f.root, max(f.kind, g.kind), f.exact and g.exact, _both(op, f, g)))
+            elif is_shifted(a) or is_shifted(b):  # of what both were moved from, which only the graph knows
+                _moved.note(out, f.root, max(f.kind, g.kind), False, _same)
     else:
         merged(out, op, a, b)
     mark_function(run, out, function_of(out))
@@ -725,6 +771,8 @@ def in_pieces(run: Any, out: Tensor, op: Op, *parts: Tensor, least: int = LINEAR
     pieces, under the rule for activations if numbers were added in one. ``least``: the kind of function that it is."""
     found = function_of(merged(out, op, *parts))
     rule = run.recipe.activation
+    if found is not None and found.op is not None:
+        refuse_moved(run, _same, found)
     if found is not None and rule not in PARTWISE and not (found.exact and rule is rules.identity):
         root, kind, _, again = found
         if again is not None and fits(out, root):

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx.engine._exponentials import Note
-from lrpx.engine._nodes import FUNCTION, kind
+from lrpx.engine._nodes import FUNCTION, SUMS, kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -111,7 +111,10 @@ def _unscaled_node(x: Tensor) -> Any:
 def is_moved(x: Tensor) -> bool:
     """Whether the last thing that was done with a tensor is a move, and to scale it by numbers perhaps; not that of a
     linear layer to the shape it has."""
-    node = _unscaled_node(x)
+    return _is_move(x, _unscaled_node(x))
+
+
+def _is_move(x: Tensor, node: Any) -> bool:
     if node is None or (name := kind(node)) not in MOVES:
         return False
     if name != "UnsafeView":
@@ -120,11 +123,21 @@ def is_moved(x: Tensor) -> bool:
     return made_of is not None and kind(made_of) in MOVES
 
 
+def is_of_moved(x: Tensor) -> bool:
+    """Whether a tensor is a function of what was moved, or that itself."""
+    node: Any = x.grad_fn
+    while node is not None and (noted := node.metadata.get(FUNCTION)) is not None:
+        node = noted[0][0]
+    return _is_move(x, node)
+
+
 def is_moved_or_joined(x: Tensor) -> bool:
     """Whether that is a move, or to choose from it, or to put it together."""
     node = _unscaled_node(x)
     name = "" if node is None else kind(node)
-    return name in JOINS or (name in MOVES and (name != "UnsafeView" or is_moved(x)))
+    if name in SUMS:  # of what was moved: a function of one tensor that only the graph knows
+        return FUNCTION in node.metadata
+    return name in JOINS or _is_move(x, node)
 
 
 def is_shifted(x: Tensor) -> bool:

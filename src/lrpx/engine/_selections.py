@@ -124,8 +124,13 @@ def kinked(run: Any, out: Tensor, root: Tensor, x: Tensor | None = None, mask: T
         signs = numbers > 0, numbers < 0
         slopes = [made[sign][:1] / numbers[sign][:1] for sign in signs]
         up, down = (float(slope) if slope.numel() else 0.0 for slope in slopes)
+
+        def relu(x: Tensor) -> Tensor:
+            return torch.where(x > 0, up * x, down * x)
+
+        _functions.refuse_moved(run, relu, Function(root))
         run.keep_root(root)
-        _functions.write_note(out, Function(root, CURVED, op=lambda x: torch.where(x > 0, up * x, down * x)))
+        _functions.write_note(out, Function(root, CURVED, op=relu))
     return mark_relu(run.recipe, out, root if x is None else x)
 
 
@@ -171,8 +176,11 @@ def piece(run: Any, op: Callable[..., Any], x: Any, mask: Any) -> Tensor | None:
     another function of it: one piece of a function of it, ``(exp(a) - 1) * (a <= 0)``, to which the number belongs."""
     if not hasattr(mask, _steps.STEP) or run.recipe.activation in PARTWISE or not _functions.is_shifted(x):
         return None
-    f, value = _of_step(x, mask, op) if function_of(x) is not None else None, op(x.detach(), mask)
+    f, value = _of_step(x, mask, op), op(x.detach(), mask)
     if f is None or f.op is None or not _functions.fits(value, f.root):
+        return None
+    _functions.refuse_moved(run, f.op, f._replace(op=None))
+    if function_of(x) is None:
         return None
     return _functions.as_whole(run, f.root, value, f.op, f.kind)
 
