@@ -677,6 +677,8 @@ def test_a_function_of_a_function_that_was_moved_is_refused(name: str) -> None:
 def test_a_product_of_three_is_one_wherever_it_was_moved(recipe: str) -> None:
     three = lambda a, b, _: a * (b * a.roll(1, 0)) + b  # noqa: E731
     agree(lambda a, b, _: (a.rot90(2) * (b * a.roll(1, 0)).rot90(2)).rot90(2) + b, three, recipe)
+    twice = lambda a, b, _: a * (lambda y: y + y)(b * a.roll(1, 0)) + b  # noqa: E731
+    agree(twice, lambda a, b, _: a * (2 * (b * a.roll(1, 0))) + b, recipe)
     blocks = lambda c: torch.stack([torch.block_diag(row, row)[: len(row), : row.shape[1]] for row in c])  # noqa: E731
     agree(lambda a, b, _: a * blocks(b * a.roll(1, 0)) + b, three, recipe)
 

@@ -248,14 +248,19 @@ def is_entry(node: Any) -> bool:
 
 def _is_of_two(node: Any) -> bool:
     """Whether a sum is of two that depend on the input, and neither is the constant of a ledger."""
-    made_of = [child for child, _ in node.next_functions if child is not None]
+    made_of = _summands(node)
     return len(made_of) == 2 and LEAF not in map(kind, made_of)
+
+
+def _summands(node: Any) -> list[Any]:
+    """What a sum is made of that depends on the input; ``x + x`` is a scaling of one."""
+    return [child for child, _ in dict.fromkeys(node.next_functions) if child is not None]
 
 
 def _of_sum(counts: dict[int, int], node: Any, left: list[int], depth: int) -> int:
     if depth == DEEPEST:
         return 1
-    made_of = [child for child, _ in node.next_functions if child is not None]
+    made_of = _summands(node)
     found = [count for child in made_of if (count := _factors(counts, child, left, depth + 1))]
     if len(found) > 1 and not any(map(_is_decayed, made_of)):
         if left[0] >= 0:
