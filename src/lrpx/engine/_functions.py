@@ -241,7 +241,7 @@ def activation(run: Any, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
     if lost:
         run.refuse(lost)
         plain: Tensor = run.apply("unknown", op, x, rule=rules.unmodified)
-        return plain
+        return linked(plain, x, op, kind) if lost is MOVED else plain  # a product with what was moved may be a function
     if found is not None and not (found.exact and found.kind == LINEAR) and run.recipe.activation not in PARTWISE:
         value = op(x.detach())
         if fits(value, found.root):
@@ -540,7 +540,11 @@ def as_whole(run: Any, root: Tensor, value: Tensor, again: Op, kind: int) -> Ten
     rule = run.recipe.activation
     if rule is rules.identity and hasattr(again, _moved.MASKING):
         rule = partial(_where_it_counts, again)
-    y = run.apply("activation", op, root, rule=rule)
+    if _was_moved(run, again, Function(root), kind):
+        run.refuse(MOVED)
+        y = rules.with_gradient_of(value, run.apply("unknown", again, root, rule=rules.unmodified))
+    else:
+        y = run.apply("activation", op, root, rule=rule)
     _exponentials.mark_merging(run, y, root, least=2)
     run.keep_root(root)
     write_note(y, Function(root, kind, op=again))
