@@ -7,6 +7,7 @@ import sys
 import threading
 import types
 from contextlib import suppress
+from functools import partial, update_wrapper
 
 import pytest
 import torch
@@ -749,12 +750,18 @@ def test_hooks_of_all_modules(mix):
 
 @pytest.mark.parametrize("path", ["model.layers.0.mlp", "lm_head"])
 @pytest.mark.parametrize("mix", OF_TOKENS.values(), ids=OF_TOKENS)
-def test_a_forward_of_ones_own_that_mixes_tokens_or_rows(mix, path):
+@pytest.mark.parametrize(
+    "put",
+    [lambda own, _: own, update_wrapper, lambda own, theirs: update_wrapper(partial(own), theirs)],
+    ids=["own", "wraps", "partial"],
+)
+def test_a_forward_of_ones_own_that_mixes_tokens_or_rows(mix, path, put):
+    """Also one that says that it is from where the other was (``functools.wraps``)."""
     model = models.tiny_llama()
     explain, module = Explainer(model), model.get_submodule(path)
     explain(ROWS, 4)
     forward = module.forward
-    module.forward = lambda x: mix(forward(x))
+    module.forward = put(lambda x: mix(forward(x)), forward)
     assert_each_as_alone(model, explain)
 
 

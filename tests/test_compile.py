@@ -8,6 +8,7 @@ import itertools
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial, update_wrapper
 from types import SimpleNamespace
 
 import numpy as np
@@ -721,10 +722,13 @@ def test_what_a_model_reads_from_transformers_is_seen(recorded):
         second = Explainer(model)(ROWS[0])
         assert not torch.allclose(first.relevance, second.relevance)
         assert_same(compiled(ROWS[0]), second, 1e-6)
-        patch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, k, *angles: (q, k))
-        third = Explainer(model)(ROWS[0])
-        assert not torch.allclose(second.relevance, third.relevance)
-        assert_same(compiled(ROWS[0]), third, 1e-6)
+        for own in (lambda q, k, *angles: (q, k), partial(lambda q, k, *angles: (q, k / 2))):
+            theirs = modeling_llama.apply_rotary_pos_emb
+            patch.setattr(modeling_llama, "apply_rotary_pos_emb", update_wrapper(own, theirs))
+            third = Explainer(model)(ROWS[0])
+            assert not torch.allclose(second.relevance, third.relevance)
+            assert_same(compiled(ROWS[0]), third, 1e-6)
+            second = third
         handle = register_module_forward_hook(lambda module, args, output: None)
         try:
             with pytest.raises(ModelError, match=r"every module has a hook, .*compile=False"):

@@ -106,7 +106,15 @@ class Settings:
         self._met.add(id(cls))
         self.holders.append(cls)
         own = {name: self.of(each) for name, each in vars(cls).items() if callable(each) or not name.startswith("__")}
-        return Same(cls), own, [self.of_class(base) for base in cls.__bases__]
+        return Same(cls), own, self._file(cls.__module__), [self.of_class(base) for base in cls.__bases__]
+
+    def _file(self, home: str) -> Any:
+        """What a modelling file of transformers has names for, whose functions its classes call by them."""
+        file = sys.modules.get(home) if home.startswith("transformers.models.") else None
+        if file is None or id(file) in self._met:
+            return None
+        self._met.add(id(file))
+        return [(name, Same(each)) for name, each in vars(file).items()]
 
     def _attributes(self, value: object) -> Any:
         cls = type(value)

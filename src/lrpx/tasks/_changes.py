@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from torch.nn.modules import module as nn_module
 from lrpx._modules import base_model, named_modules
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 THEIRS = ("torch.", "transformers.")
 """How the paths begin of what is no user's own."""
@@ -21,6 +21,8 @@ WRAPPERS = (*THEIRS, "accelerate.", "safetensors.", "lrpx.")
 """And of what moves weights or listens, and is a hook, or in the place of a forward."""
 MODELS = "transformers.models."
 """And those of the classes that one of its models is written with."""
+PYTHONS = sys.stdlib_module_names | {"typing_extensions"}
+"""And the first names of those of Python's own modules."""
 TOLD = (
     ("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS"),
     ("transformers.masking_utils", "ALL_MASK_ATTENTION_FUNCTIONS"),
@@ -65,7 +67,7 @@ def changes(model: Module) -> tuple[object, ...]:
             found += [("method", method) for method in vars(each).values() if _is_put_in(method)]
     for home in dict.fromkeys(kind.__module__ for kind in known):
         called = vars(sys.modules[home]).values() if home.startswith("transformers.") and home in sys.modules else ()
-        found += [("function", each) for each in called if type(each) is FunctionType and _is_users(each)]
+        found += [("function", each) for each in called if _is_function(each) and _is_users(each)]
     kinds = {getattr(config, "_attn_implementation", None): None for config in configs.values()}
     for path, name in TOLD:
         told: Any = getattr(sys.modules.get(path), name, {})
@@ -89,10 +91,13 @@ def _is_put_in(method: object) -> bool:
     return type(held) is FunctionType and _is_users(held)
 
 
-def _is_users(function: FunctionType) -> bool:
+def _is_function(value: object) -> bool:
+    return type(value) is FunctionType or (callable(value) and not isinstance(value, type))
+
+
+def _is_users(function: Any) -> bool:
     """Whether a function is of none of the packages that a model of transformers is written with."""
-    home = home_of(function)
-    return not home.startswith(WRAPPERS) and home.partition(".")[0] not in sys.stdlib_module_names
+    return not _is_known(home_of(function))
 
 
 def users_hooks(module: Module) -> list[Any]:
@@ -110,8 +115,32 @@ def _foreign(*held: Mapping[int, Any]) -> list[Any]:
 
 
 def home_of(function: Any) -> str:
-    """The module that a function, or its class, is from."""
-    return str(getattr(function, "__module__", None) or type(function).__module__)
+    """The module that a function, or its class, is from; or where it was written, or one that it calls, if that is
+    neither torch's, transformers' nor Python's own: what is put in another's place may say that it is from there, too
+    (``functools.wraps``)."""
+    said = str(getattr(function, "__module__", None) or type(function).__module__)
+    if type(function) is FunctionType and not function.__dict__ and function.__globals__.get("__name__") == said:
+        return said
+    return next((home for home in (said, *_written(function)) if not _is_known(home)), said)
+
+
+def _written(function: Any) -> Iterator[str]:
+    """Where a function was written, and those that it calls in its turn, as far as it tells."""
+    left, met = [function], set()
+    while left:
+        function = left.pop()
+        function = getattr(function, "__func__", function)
+        if function is None or id(function) in met:
+            continue
+        met.add(id(function))
+        is_function = type(function) is FunctionType
+        home = function.__globals__.get("__name__") if is_function else type(function).__module__
+        yield home or "torch"  # which makes functions that have no home
+        left += [getattr(function, "__wrapped__", None), function.func if isinstance(function, partial) else None]
+
+
+def _is_known(home: str) -> bool:
+    return f"{home}.".startswith(WRAPPERS) or home.partition(".")[0] in PYTHONS
 
 
 def is_believed(model: Module) -> bool:
