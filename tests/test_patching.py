@@ -22,7 +22,7 @@ from lrpx.tasks import Task
 from tests import tiny
 from tests.reference import patching as twin
 from tests.reference.models import tiny_gpt2
-from tests.test_units import Experts, OfLayers, WithHeads
+from tests.test_units import Experts, OfLayers, OfPostNorms, PostNorm, WithHeads
 
 CLEAN, CORRUPT = [3, 4, 5, 6, 7, 8], [3, 4, 11, 6, 9, 8]
 RIGHT, WRONG = 4, 5
@@ -423,8 +423,31 @@ def test_parts_that_run_without_gradients_have_no_scores():
     two = patching.pair_of(bound, [1, 2, 3], [1, 5, 3], 4, 6)
     assert patching.exact(bound, two, "residual")[0].abs().max() > 1e-3
     for kind in ("residual", "heads"):
-        with pytest.raises(MethodError, match=r"layers\.0 runs without gradients"):
+        with pytest.raises(MethodError, match=r"layers\.0(\.o)? runs without gradients"):
             patching.attributed(bound, two, RELP, [kind])
+
+
+def test_parts_of_layers_of_two_streams_are_scored():
+    """Where `residual` is refused other parts are what they were; the points of several steps are of one stream."""
+    torch.manual_seed(0)
+    bound = BoundModel(OfPostNorms(PostNorm() for _ in range(2)).double().eval(), None, task=Task.CAUSAL)
+    two = patching.pair_of(bound, [1, 2, 3], [1, 2, 5], 4, 6)
+    found = patching.attributed(bound, two, GRADIENT, ["mlp", "neurons"])
+    for layer, each in enumerate(bound.module.layers):
+        kept = []
+        with each.down.register_forward_hook(lambda _, args, out, kept=kept: kept.append((args[0], out))):
+            for ids in ([1, 2, 3], [1, 2, 5]):
+                logits = bound.module(torch.tensor([ids]))[0, -1]
+                kept.append(logits[4] - logits[6])
+        gradients = torch.autograd.grad(kept[1], kept[0])
+        neurons, mlp = ((b - a) * g for a, b, g in zip(kept[0], kept[2], gradients, strict=True))
+        torch.testing.assert_close(found["neurons"][layer], neurons[0].sum(0), rtol=0, atol=1e-12)
+        torch.testing.assert_close(found["mlp"][layer], mlp[0].sum(-1), rtol=0, atol=1e-12)
+    assert found["neurons"].abs().max() > 1e-3
+    for kinds, steps in ((["residual"], 1), (["mlp"], 2)):
+        with pytest.raises(MethodError, match="two streams"):
+            patching.attributed(bound, two, GRADIENT, kinds, steps=steps)
+    assert patching.attributed(bound, two, GRADIENT, []) == {}
 
 
 def test_a_model_without_a_stream_has_no_edges():

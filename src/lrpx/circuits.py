@@ -33,8 +33,8 @@ from torch import Tensor
 
 from lrpx._wiring import Wiring, wiring_of
 from lrpx.errors import InputError, MethodError
-from lrpx.patching import backward, beginning, between, by_row, check_steps
-from lrpx.units import Reading
+from lrpx.patching import backward, between, by_row, check_steps
+from lrpx.units import Place, Reading
 from lrpx.units._asked import unseen
 from lrpx.units._reading import Called
 
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from lrpx.model import BoundModel
     from lrpx.patching import Pair
     from lrpx.recipes import Recipe
-    from lrpx.units import Place
 
 __all__ = ["Graph", "check_closes", "chosen", "exact_edges", "graph_of", "run", "scores"]
 
@@ -151,7 +150,8 @@ def _coefficients(model: BoundModel, pair: Pair, graph: Graph, recipe: Recipe, i
     """``[T, d]`` for each reader: ``∂̃`` at the stream that it is given, its mean over the inputs."""
     readers = graph.wiring.readers
     matrices = dict.fromkeys(each.share.place for each in readers if each.share is not None)
-    every = list(dict.fromkeys([beginning(model), *(each.place for each in readers), *matrices]))
+    begin = Place(0, graph.wiring.begin, "input", "residual", 1)  # as each reader's, which it may be
+    every = list(dict.fromkeys([begin, *(each.place for each in readers), *matrices]))
     found: list[Tensor] = []
     with backward(model, pair, recipe, every, inputs) as (gradients, leaves):
         left = {each.place: gradients[each.place] for each in readers}

@@ -208,17 +208,20 @@ def attributed(
         For each kind ``[L, T]`` by layer and position, or ``[L, units]``; in float32 at least.
 
     Raises:
-        MethodError, InputError: as :func:`parts_of`; or a number of steps that is none; or the model runs some of them
-            under its own ``no_grad``.
+        MethodError, InputError: as :func:`parts_of`; or a number of steps that is none; or several, where nobody knows
+            of one stream that the first layer is given; or the model runs some parts under its own ``no_grad``.
         TraceError: as :func:`recorded`.
         UnknownOperationError, NonFiniteError: as any explanation.
     """
     check_steps(steps)
     chosen = {kind: parts_of(model, kind) for kind in kinds}
-    start = beginning(model)
-    every = list(dict.fromkeys([start, *(each for some in chosen.values() for each in some)]))
+    start = [] if steps == 1 else [beginning(model)]
+    every = list(dict.fromkeys([*start, *(each for some in chosen.values() for each in some)]))
+    if not every:
+        return {}
     values = recorded(model, pair, every)
-    gradients = coefficients(model, pair, recipe, every, None if steps == 1 else between(values[start], steps))
+    inputs = between(values[start[0]], steps) if start else None
+    gradients = coefficients(model, pair, recipe, every, inputs)
     return {
         kind: torch.stack([_summed(values[each], gradients[each], each) for each in some])
         for kind, some in chosen.items()
@@ -249,7 +252,7 @@ def between(values: Tensor, steps: int) -> Tensor:
 def coefficients(
     model: BoundModel, pair: Pair, recipe: Recipe, at: Sequence[Place], inputs: Tensor | None = None
 ) -> dict[Place, Tensor]:
-    """``∂̃`` at each place of the clean run ``[T, w]``, or its mean over the inputs of the first layer ``[n, T, d]``."""
+    """``∂̃`` at each place of the clean run ``[T, w]``, or its mean over inputs ``[n, T, d]`` of the first place."""
     with backward(model, pair, recipe, at, inputs) as (gradients, _):
         return {place: gradient[:, : len(pair)].mean(0) for place, gradient in gradients.items()}
 
@@ -258,7 +261,7 @@ def coefficients(
 def backward(
     model: BoundModel, pair: Pair, recipe: Recipe, at: Sequence[Place], inputs: Tensor | None = None
 ) -> Iterator[tuple[dict[Place, Tensor], dict[Place, tuple[Tensor, Tensor]]]]:
-    """A forward and a backward pass of the clean input, or of inputs of the first layer ``[n, T, d]``.
+    """A forward and a backward pass of the clean input, or of inputs ``[n, T, d]`` of the first place.
 
     Yields:
         ``∂̃`` at each place ``[n, T, w]``; and for each place the leaf of the graph that all behind it was computed
@@ -377,7 +380,7 @@ class _Leaves(Called):
     def __init__(self, at: Sequence[Place], rows: int, start: Tensor | None) -> None:
         super().__init__(each.path for each in at)
         self._places = {(each.path, each.side, each.call) for each in at}
-        self._first = (at[0].path, at[0].side, at[0].call)
+        self._first = [(each.path, each.side, each.call) for each in at[:1]]
         self._rows = rows
         self._start = start
         self.found: dict[tuple[str, Side, int], tuple[Tensor, Tensor]] = {}
@@ -397,7 +400,7 @@ class _Leaves(Called):
                 "no_grad, and what it makes of a difference would be scored as nothing; use exact patching"
             )
         leaf = by_row(value.detach().clone(), self._rows)
-        if self._start is not None and key == self._first:
+        if self._start is not None and key in self._first:
             leaf[:, : self._start.shape[1]] = self._start
         self.found[key] = leaf.requires_grad_(), value
         return leaf.reshape(value.shape) + (value - value.detach())
