@@ -1148,6 +1148,60 @@ class OfLayers(nn.Module):
         return self.head(x)  # type: ignore[no-any-return]
 
 
+class OfGates(nn.Module):
+    """A layer whose MLP is multiplied by a gate, in a module that gives the product, or in the layer."""
+
+    def __init__(self, wide: int, *, is_module: bool) -> None:
+        super().__init__()
+        self.norm, self.branch, self.is_module = nn.LayerNorm(16), OfGate(wide), is_module
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        if self.is_module:
+            return x + self.branch(h)  # type: ignore[no-any-return]
+        return x + torch.sigmoid(self.branch.gate(h)) * self.branch.mlp(h)
+
+
+class OfGate(nn.Module):
+    def __init__(self, wide: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 16))
+        self.gate = nn.Linear(16, wide)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.sigmoid(self.gate(h)) * self.mlp(h)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("wide", [1, 16])
+def test_a_branch_ends_behind_what_gates_it(wide: int) -> None:
+    """As of RWKV's channels, and of soft mixtures of experts: half of what the branch gives was told as all of it."""
+    torch.manual_seed(0)
+    usual, inside = (
+        OfLayers(OfGates(wide, is_module=each) for _ in range(2)).double().eval() for each in (True, False)
+    )
+    inside.load_state_dict(usual.state_dict())
+    ids = [3, 5, 7, 1]
+    with propagate(usual, ATTNLRP) as trace:
+        logits = usual(torch.tensor([ids]))
+    trace.explain(logits[0, -1, 2])
+    wanted = [trace.relevance(f"layers.{i}.branch")[0].sum(-1) for i in range(2)]
+    assert abs(wanted[1][-1]) > 1e-3
+    found = lrpx.Explainer(usual, task=lrpx.Task.CAUSAL).flow(ids, 2)["mlp"]
+    torch.testing.assert_close(found, torch.stack(wanted), rtol=0, atol=1e-12)
+    explain = lrpx.Explainer(inside, task=lrpx.Task.CAUSAL)
+    with pytest.raises(
+        MethodError, match=r"layers\.0\.branch\.mlp\.2 gives is multiplied by what depends on the input"
+    ):
+        explain.neurons(ids, 2, kind="mlp")
+    for method in ("lrp", "gradient-x-input"):  # which give the gate nothing, or change nothing
+        two = (
+            lrpx.Explainer(each, task=lrpx.Task.CAUSAL).neurons(ids, 2, kind="mlp", method=method)
+            for each in (usual, inside)
+        )
+        ranks = [{(unit.layer, unit.position): unit.relevance for unit in each} for each in two]
+        assert all(abs(ranks[0][at] - ranks[1][at]) < 1e-12 for at in ranks[0])
+
+
 class OfFirstValues(OfLayers):
     def __init__(self, share: float) -> None:
         super().__init__(WithFirstValues(share) for _ in range(2))

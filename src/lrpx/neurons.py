@@ -238,7 +238,7 @@ def places_of(model: BoundModel, questions: Questions, kind: Kind, recipe: Recip
 
     Raises:
         MethodError: there are none; or no module gives what stands behind that norm, and its plain gradient would have
-            the branch sum to nothing before it.
+            the branch sum to nothing before it; or behind a gate, which a recipe would give a share.
     """
     example = None
     if not model.task.segments or questions.rows[0].arguments:
@@ -249,6 +249,12 @@ def places_of(model: BoundModel, questions: Questions, kind: Kind, recipe: Recip
         raise MethodError(
             f"what {hidden.name} gives goes through a norm that no module is, before which its plain gradient sums to "
             "nothing; use attnlrp or lrp, or make the norm a module"
+        )
+    hidden = next((place for place in found if place.is_gated and place.behind is None), None)
+    if hidden is not None and recipe.shares_products():
+        raise MethodError(
+            f"what {hidden.name} gives is multiplied by what depends on the input, and no module gives the product, a "
+            "share of whose relevance is that factor's; use lrp or gradient-x-input, or make the gate a module"
         )
     each: dict[tuple[object, ...], Place] = {}
     for place in (place.behind or place for place in found):

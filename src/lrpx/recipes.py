@@ -282,6 +282,10 @@ class Recipe:
         kinds = ("linear", "convolution", *PLACES)
         return any(rule is not rules.unmodified for kind in kinds for rule in self._rules(kind))
 
+    def shares_products(self) -> bool:
+        """Whether a factor of a product may be given another share of its relevance than all, or none, somewhere."""
+        return any(rule not in (rules.unmodified, rules.signal_take_all) for rule in self._rules("product"))
+
     def has_rule_for_norms(self) -> bool:
         """Whether a norm has another rule than its plain gradient, somewhere."""
         return any(rule is not rules.unmodified for rule in self._rules("norm"))

@@ -62,6 +62,7 @@ class _Mark:
         calls: of what a linear layer gives: which calls of the module gave it, as where keys of two streams are joined.
         after: of neurons: the linear layer, and which call of it, whose output the non-linearity was given.
         is_stream: whether a layer was given it, as where the embeddings end in a non-linearity.
+        scales: of neurons: the linear layer, and which call of it, that gives a branch of which they are a factor.
     """
 
     kind: str
@@ -73,6 +74,7 @@ class _Mark:
     calls: tuple[int, ...] = ()
     after: tuple[str, int] | None = None
     is_stream: bool = False
+    scales: tuple[str, int] | None = None
 
 
 ATTRIBUTE = "_lrpx_unit"
@@ -170,6 +172,7 @@ class Follower(Tap):
         self._linears: dict[str, int] = {}  # the last call of each module that gave what is linear
         self._scaled: dict[tuple[str, int], tuple[str, int]] = {}  # what gives that behind a norm
         self._normed: set[tuple[str, int]] = set()  # of linear layers, whose output meets others behind a norm
+        self._gated: set[tuple[str, int]] = set()  # of these, behind a factor that depends on the input
         self._running: list[tuple[str, int]] = []
         self._seen: list[tuple[Place, int, int, tuple[str, int]]] = []  # and their layer
         self._homeless: dict[Kind, tuple[str, int]] = {}  # in no layer that runs, as in a list of lists of layers
@@ -224,6 +227,8 @@ class Follower(Tap):
         mark = _mark_of(value)
         if mark is not None and mark.kind == "linear" and mark.is_scaled and mark.path in self._linears:
             self._scaled.setdefault((mark.path, self._linears[mark.path]), (path, self.calls[path]))
+        if mark is not None and mark.kind == "neurons" and mark.scales is not None:
+            self._scaled.setdefault(mark.scales, (path, self.calls[path]))
         at = path, self.calls[path]
         if any(each in self._made and _is_same(self._made[each], value) for each in self._readers.get(at, ())):
             self._wraps.add(at)
@@ -244,7 +249,9 @@ class Follower(Tap):
             return
         for child in (f"{path}.{name}" for name in self._inner.get(path, ())):
             made, its = self._made.get(child), self._entered.get(child)
-            if made is None or its is None or not _is_same(its, given) or (mark is not None and mark.path != child):
+            if made is None or its is None or not _is_same(its, given):
+                continue
+            if mark is not None and (mark.kind, mark.path) != ("linear", child):
                 continue
             if made.numel() == value.numel() and made.shape[-1] == value.shape[-1]:
                 self._is_linear(path, value)
@@ -655,8 +662,10 @@ class Follower(Tap):
         )
         if ends and others:
             self._met |= {(mark.path, call) for mark in known if mark.kind == "linear" for call in mark.calls}
-        if ends and others and best.is_normed and best.path in self._linears:
-            self._normed.add((best.path, self._linears[best.path]))
+        if ends and others and best.is_scaled and best.kind == "linear" and best.path in self._linears:
+            (self._normed if best.is_normed else self._gated).add((best.path, self._linears[best.path]))
+        if ends and others and best.kind == "neurons" and best.scales is not None:
+            self._gated.add(best.scales)
         if others and best.kind != "scores" and (ends or (kind == "plain" and best.kind == "linear")):
             return out  # but scores, to which a bias that is learned may be added
         if ends and best.kind == "neurons" and len(known) > 1 and any(mark.is_scaled for mark in known):
@@ -667,6 +676,8 @@ class Follower(Tap):
         if kind == "product":
             self._gate(args, marks)
         if best.kind == "neurons":
+            if kind == "product":
+                best = replace(best, scales=next(self._branches(known), best.scales))
             is_scaled = kind == "product" and any(
                 any_carries(x) and mark is None for x, mark in zip(args, marks, strict=True)
             )
@@ -676,6 +687,12 @@ class Follower(Tap):
             return _with(out, best)
         is_norm = best.kind == "linear" and (kind == "norm" or own)
         return _with(out, replace(best, is_scaled=True, is_normed=best.is_normed or is_norm))
+
+    def _branches(self, marks: Iterable[_Mark]) -> Iterator[tuple[str, int]]:
+        """The linear layers, of units, that give what these are."""
+        for mark in marks:
+            if mark.kind == "linear" and any(is_in(path, mark.path) for path, _ in self._units):
+                yield mark.path, self._linears[mark.path]
 
     def _gate(self, args: Sequence[Any], marks: Sequence[_Mark | None]) -> None:
         """Note of linear layers all of whose output, as numbers from 0 to 1, is a factor of as many features."""
@@ -768,9 +785,10 @@ class Follower(Tap):
             each = [replace(place, layer=numbers[layer], calls=self.calls[place.path], stack=stack_of(layer[0]))]
             if place.kind == "heads" or (place.kind == "neurons" and at not in self._hidden - self._met):
                 branch: Kind = "mlp" if place.kind == "neurons" else "attention"
-                is_normed = (place.path, place.call) in self._normed
-                each.append(replace(each[0], side="output", kind=branch, width=1, size=wide, is_normed=is_normed))
-                behind = self._scaled.get((place.path, place.call))
+                at = place.path, place.call
+                its = replace(each[0], side="output", kind=branch, width=1, size=wide)
+                each.append(replace(its, is_normed=at in self._normed, is_gated=at in self._gated))
+                behind = self._scaled.get(at)
                 if behind is not None:
                     path, call = behind
                     given_by = replace(each[1], path=path, call=call, calls=self.calls[path])

@@ -57,8 +57,10 @@ class Place:
         heads: of queries, keys and values: of how many heads they are, as many of one head after another; 0 where they
             stand otherwise.
         turned: whether the tokens come before the rows there, as ``[T, B, n]`` or ``[T·B, n]``.
-        behind: of what a branch gives, where it enters the stream when a norm stands in between (Gemma, OLMo 2).
+        behind: of what a branch gives, where it enters the stream when a norm stands in between (Gemma, OLMo 2), or a
+            factor that depends on the input (RWKV).
         is_normed: whether a norm stands in between that no module gives; nothing is behind it then.
+        is_gated: whether such a factor does.
         apart: how many places there were, where these were not as many as the tokens that the model was run on; else 0.
     """
 
@@ -76,6 +78,7 @@ class Place:
     turned: bool = field(default=False, compare=False)
     behind: Place | None = field(default=None, compare=False, repr=False)
     is_normed: bool = field(default=False, compare=False, repr=False)
+    is_gated: bool = field(default=False, compare=False, repr=False)
     apart: int = field(default=0, compare=False, repr=False)
 
     @property
