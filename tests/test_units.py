@@ -33,7 +33,7 @@ from lrpx.coverage._inputs import tiny_inputs
 from lrpx.coverage._tiny import tiny_model
 from lrpx.engine import propagate
 from lrpx.errors import MethodError, ModelError, TraceError
-from lrpx.recipes import ATTNLRP
+from lrpx.recipes import ATTNLRP, GRADIENT
 from lrpx.sae import SparseAutoencoder, explain_features
 from lrpx.units import KINDS, Place, Reading, places
 from lrpx.units._place import READS
@@ -1200,6 +1200,49 @@ def test_a_branch_ends_behind_what_gates_it(wide: int) -> None:
         )
         ranks = [{(unit.layer, unit.position): unit.relevance for unit in each} for each in two]
         assert all(abs(ranks[0][at] - ranks[1][at]) < 1e-12 for at in ranks[0])
+
+
+class Behind(nn.Module):
+    """A layer whose MLP goes through a norm, and then through a gate or another norm."""
+
+    def __init__(self, then: str) -> None:
+        super().__init__()
+        self.norm, self.after, self.branch = nn.LayerNorm(16), nn.LayerNorm(16), OfGate(1)
+        self.second = {"norm": nn.RMSNorm(16), "gate": Times()}.get(then)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        made, gate = self.after(self.branch.mlp(h)), torch.sigmoid(self.branch.gate(h))
+        if self.second is None:
+            made = made * gate
+        else:
+            made = self.second(made, gate) if isinstance(self.second, Times) else self.second(made)
+        return x + made  # type: ignore[no-any-return]
+
+
+class Times(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+
+@pytest.mark.parametrize("then", ["norm", "gate", "in the layer"])
+def test_a_branch_ends_behind_the_last_of_what_it_goes_through(then: str) -> None:
+    """It ended behind the first norm: before a second the plain gradient sums to nothing, before a gate half is its."""
+    torch.manual_seed(0)
+    model = OfLayers(Behind(then) for _ in range(2)).double().eval()
+    ids = [3, 5, 7, 1]
+    explain = lrpx.Explainer(model, task=lrpx.Task.CAUSAL)
+    if then == "in the layer":
+        with pytest.raises(MethodError, match="is multiplied by what depends on the input"):
+            explain.neurons(ids, 2, kind="mlp")
+        return
+    for name, recipe in (("attnlrp", ATTNLRP), ("gradient-x-input", GRADIENT)):
+        with propagate(model, recipe) as trace:
+            logits = model(torch.tensor([ids]))
+        trace.explain(logits[0, -1, 2])
+        wanted = torch.stack([trace.relevance(f"layers.{i}.second")[0].sum(-1) for i in range(2)])
+        assert wanted.abs().max() > 1e-3
+        torch.testing.assert_close(explain.flow(ids, 2, method=name)["mlp"], wanted, rtol=0, atol=1e-12)
 
 
 class OfFirstValues(OfLayers):

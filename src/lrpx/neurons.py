@@ -244,13 +244,13 @@ def places_of(model: BoundModel, questions: Questions, kind: Kind, recipe: Recip
     if not model.task.segments or questions.rows[0].arguments:
         example = model.batch(questions.about([0])).handed
     found = places(model.module, kind, example)
-    hidden = next((place for place in found if place.is_normed and place.behind is None), None)
+    hidden = next((place for place in found if place.is_normed), None)
     if hidden is not None and not recipe.has_rule_for_norms():
         raise MethodError(
             f"what {hidden.name} gives goes through a norm that no module is, before which its plain gradient sums to "
             "nothing; use attnlrp or lrp, or make the norm a module"
         )
-    hidden = next((place for place in found if place.is_gated and place.behind is None), None)
+    hidden = next((place for place in found if place.is_gated), None)
     if hidden is not None and recipe.shares_products():
         raise MethodError(
             f"what {hidden.name} gives is multiplied by what depends on the input, and no module gives the product, a "

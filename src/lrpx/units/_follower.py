@@ -58,11 +58,11 @@ class _Mark:
             sum of several products.
         is_scaled: whether it was multiplied by what depends on the input since, as a norm does; of neurons, by what is
             nobody's, as the stream.
-        is_normed: whether that was a norm.
         calls: of what a linear layer gives: which calls of the module gave it, as where keys of two streams are joined.
         after: of neurons: the linear layer, and which call of it, whose output the non-linearity was given.
         is_stream: whether a layer was given it, as where the embeddings end in a non-linearity.
         scales: of neurons: the linear layer, and which call of it, that gives a branch of which they are a factor.
+        norms, gates: of a branch: how many norms, and how many factors that depend on the input, it went through.
     """
 
     kind: str
@@ -70,11 +70,12 @@ class _Mark:
     path: str = ""
     made_of: _Pairs = ()
     is_scaled: bool = False
-    is_normed: bool = False
     calls: tuple[int, ...] = ()
     after: tuple[str, int] | None = None
     is_stream: bool = False
     scales: tuple[str, int] | None = None
+    norms: int = 0
+    gates: int = 0
 
 
 ATTRIBUTE = "_lrpx_unit"
@@ -170,7 +171,7 @@ class Follower(Tap):
         self._ended: dict[tuple[str, int], Tensor] = {}  # of these, what is all that a branch gives
         self._added: set[tuple[str, int]] = set()  # of these, what is added to something outside of every layer
         self._linears: dict[str, int] = {}  # the last call of each module that gave what is linear
-        self._scaled: dict[tuple[str, int], tuple[str, int]] = {}  # what gives that behind a norm
+        self._scaled: dict[tuple[str, int], tuple[tuple[str, int], _Mark]] = {}  # what gives that behind norms, gates
         self._normed: set[tuple[str, int]] = set()  # of linear layers, whose output meets others behind a norm
         self._gated: set[tuple[str, int]] = set()  # of these, behind a factor that depends on the input
         self._running: list[tuple[str, int]] = []
@@ -225,10 +226,10 @@ class Follower(Tap):
             self._gives.add(path)
             self._products[path, self.calls[path]] = made
         mark = _mark_of(value)
-        if mark is not None and mark.kind == "linear" and mark.is_scaled and mark.path in self._linears:
-            self._scaled.setdefault((mark.path, self._linears[mark.path]), (path, self.calls[path]))
-        if mark is not None and mark.kind == "neurons" and mark.scales is not None:
-            self._scaled.setdefault(mark.scales, (path, self.calls[path]))
+        if mark is not None and (branch := self._branch(mark)) is not None:
+            _, last = self._scaled.get(branch, (None, None))
+            if last is None or (layer_of(path) == layer_of(branch[0]) and _is_further(mark, last)):
+                self._scaled[branch] = (path, self.calls[path]), mark
         at = path, self.calls[path]
         if any(each in self._made and _is_same(self._made[each], value) for each in self._readers.get(at, ())):
             self._wraps.add(at)
@@ -662,10 +663,11 @@ class Follower(Tap):
         )
         if ends and others:
             self._met |= {(mark.path, call) for mark in known if mark.kind == "linear" for call in mark.calls}
-        if ends and others and best.is_scaled and best.kind == "linear" and best.path in self._linears:
-            (self._normed if best.is_normed else self._gated).add((best.path, self._linears[best.path]))
-        if ends and others and best.kind == "neurons" and best.scales is not None:
-            self._gated.add(best.scales)
+        for mark in known if ends and others else ():
+            if (branch := self._branch(mark)) is not None:
+                _, last = self._scaled.get(branch, (None, None))
+                self._normed |= {branch} if mark.norms > (last.norms if last else 0) else set()
+                self._gated |= {branch} if mark.gates > (last.gates if last else 0) else set()
         if others and best.kind != "scores" and (ends or (kind == "plain" and best.kind == "linear")):
             return out  # but scores, to which a bias that is learned may be added
         if ends and best.kind == "neurons" and len(known) > 1 and any(mark.is_scaled for mark in known):
@@ -676,8 +678,11 @@ class Follower(Tap):
         if kind == "product":
             self._gate(args, marks)
         if best.kind == "neurons":
-            if kind == "product":
-                best = replace(best, scales=next(self._branches(known), best.scales))
+            gated = next(self._branches(known), None) if kind == "product" else None
+            if gated is not None:
+                best = replace(best, scales=(gated.path, self._linears[gated.path]), norms=gated.norms)
+            if gated is not None or (kind == "product" and others and best.scales is not None):
+                best = replace(best, gates=(gated or best).gates + 1)
             is_scaled = kind == "product" and any(
                 any_carries(x) and mark is None for x, mark in zip(args, marks, strict=True)
             )
@@ -685,14 +690,22 @@ class Follower(Tap):
             is_scaled = best.kind == "linear" and (kind == "norm" or (kind == "product" and (others or own)))
         if not is_scaled:
             return _with(out, best)
-        is_norm = best.kind == "linear" and (kind == "norm" or own)
-        return _with(out, replace(best, is_scaled=True, is_normed=best.is_normed or is_norm))
+        if best.kind == "linear":
+            is_norm = kind == "norm" or own
+            best = replace(best, norms=best.norms + is_norm, gates=best.gates + (not is_norm))
+        return _with(out, replace(best, is_scaled=True))
 
-    def _branches(self, marks: Iterable[_Mark]) -> Iterator[tuple[str, int]]:
-        """The linear layers, of units, that give what these are."""
-        for mark in marks:
-            if mark.kind == "linear" and any(is_in(path, mark.path) for path, _ in self._units):
-                yield mark.path, self._linears[mark.path]
+    def _branches(self, marks: Iterable[_Mark]) -> Iterator[_Mark]:
+        """Those that are what a linear layer of units gives."""
+        return (
+            mark for mark in marks if mark.kind == "linear" and any(is_in(path, mark.path) for path, _ in self._units)
+        )
+
+    def _branch(self, mark: _Mark) -> tuple[str, int] | None:
+        """The linear layer, and which call of it, that gave what norms or gates have scaled since."""
+        if mark.kind == "linear" and mark.is_scaled and mark.path in self._linears:
+            return mark.path, self._linears[mark.path]
+        return mark.scales if mark.kind == "neurons" else None
 
     def _gate(self, args: Sequence[Any], marks: Sequence[_Mark | None]) -> None:
         """Note of linear layers all of whose output, as numbers from 0 to 1, is a factor of as many features."""
@@ -788,9 +801,8 @@ class Follower(Tap):
                 at = place.path, place.call
                 its = replace(each[0], side="output", kind=branch, width=1, size=wide)
                 each.append(replace(its, is_normed=at in self._normed, is_gated=at in self._gated))
-                behind = self._scaled.get(at)
-                if behind is not None:
-                    path, call = behind
+                if at in self._scaled:
+                    (path, call), _ = self._scaled[at]
                     given_by = replace(each[1], path=path, call=call, calls=self.calls[path])
                     each[1] = replace(each[1], behind=self._turned(given_by))
             for one in each:
@@ -843,6 +855,11 @@ class Follower(Tap):
             found[path, call] = runs[stack] if stack in again else layer.number
             runs[stack] += 1
         return found
+
+
+def _is_further(mark: _Mark, other: _Mark) -> bool:
+    """Whether a branch went through more than when it was another's."""
+    return mark.norms > other.norms or mark.gates > other.gates
 
 
 def _is_beside(path: str, home: str) -> bool:

@@ -59,7 +59,7 @@ class Place:
         turned: whether the tokens come before the rows there, as ``[T, B, n]`` or ``[T·B, n]``.
         behind: of what a branch gives, where it enters the stream when a norm stands in between (Gemma, OLMo 2), or a
             factor that depends on the input (RWKV).
-        is_normed: whether a norm stands in between that no module gives; nothing is behind it then.
+        is_normed: whether a norm stands in between that no module gives; what is behind it is at no place then.
         is_gated: whether such a factor does.
         apart: how many places there were, where these were not as many as the tokens that the model was run on; else 0.
     """
