@@ -444,9 +444,10 @@ def test_parts_of_layers_of_two_streams_are_scored():
         torch.testing.assert_close(found["neurons"][layer], neurons[0].sum(0), rtol=0, atol=1e-12)
         torch.testing.assert_close(found["mlp"][layer], mlp[0].sum(-1), rtol=0, atol=1e-12)
     assert found["neurons"].abs().max() > 1e-3
-    for kinds, steps in ((["residual"], 1), (["mlp"], 2)):
-        with pytest.raises(MethodError, match="two streams"):
-            patching.attributed(bound, two, GRADIENT, kinds, steps=steps)
+    with pytest.raises(MethodError, match="two streams"):
+        patching.attributed(bound, two, GRADIENT, ["residual"])
+    with pytest.raises(MethodError, match=r"two streams .* from which several steps start; use steps=1"):
+        patching.attributed(bound, two, GRADIENT, ["mlp"], steps=2)
     assert patching.attributed(bound, two, GRADIENT, []) == {}
 
 

@@ -229,8 +229,17 @@ def attributed(
 
 
 def beginning(model: BoundModel) -> Place:
-    """What the first layer is given."""
-    return replace(places(model.module, "residual")[0], side="input")
+    """What the first layer is given.
+
+    Raises:
+        MethodError: it is not seen to be one stream.
+    """
+    try:
+        return replace(places(model.module, "residual")[0], side="input")
+    except MethodError as error:
+        raise MethodError(
+            f"{str(error).partition('; ask for')[0]}, from which several steps start; use steps=1"
+        ) from error
 
 
 def check_steps(steps: Any) -> None:
