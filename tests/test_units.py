@@ -1202,6 +1202,40 @@ def test_a_branch_ends_behind_what_gates_it(wide: int) -> None:
         assert all(abs(ranks[0][at] - ranks[1][at]) < 1e-12 for at in ranks[0])
 
 
+class Mixed(nn.Module):
+    """A layer that mixes two MLPs, or one and the stream, by what a router gives."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.norm, self.router = how, nn.LayerNorm(16), nn.Linear(16, 2)
+        self.experts = nn.ModuleList(OfGate(1).mlp for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        shares, made = self.router(h).softmax(-1), [expert(h) for expert in self.experts]
+        if self.how == "sum":
+            return x + shares[..., :1] * made[0] + shares[..., 1:] * made[1]
+        if self.how == "stack":
+            return x + (shares[..., None] * torch.stack(made, -2)).sum(-2)
+        if self.how == "einsum":
+            return x + torch.einsum("bte,betd->btd", shares, torch.stack(made, 1))
+        gate = torch.sigmoid(shares[..., :1].expand(x.shape))
+        if self.how == "highway":
+            return gate * made[0] + (1 - gate) * x + made[1]
+        if self.how == "lerp":
+            return torch.lerp(x, made[0], gate) + made[1]
+        return torch.addcmul(x, made[0], gate) + made[1]
+
+
+@pytest.mark.parametrize("how", ["sum", "stack", "einsum", "highway", "lerp", "addcmul"])
+def test_branches_that_a_layer_mixes_itself_are_refused_where_a_share_is_the_routers(how: str) -> None:
+    torch.manual_seed(0)
+    explain = lrpx.Explainer(OfLayers(Mixed(how) for _ in range(2)).eval(), task=lrpx.Task.CAUSAL)
+    with pytest.raises(MethodError, match="is multiplied by what depends on the input"):
+        explain.neurons([3, 5, 7], 2, kind="mlp")
+    assert len(explain.neurons([3, 5, 7], 2, kind="mlp", method="lrp", top=99)) == 12
+
+
 class Behind(nn.Module):
     """A layer whose MLP goes through a norm, and then through a gate or another norm."""
 

@@ -84,6 +84,8 @@ LEARNED = "_lrpx_learned"
 ALONE = "_lrpx_alone"
 """The attribute of a tensor that was computed of what one linear layer gives alone, as the mean and the deviation of
 that: the layer's path."""
+JOINED = "_lrpx_joined"
+"""The attribute of a tensor that several branches were joined in: the linear layers that gave them."""
 PICKED = "_lrpx_picked"
 """The attribute of a tensor whose rows were picked among the tokens by their numbers, as those of an expert: of several
 that it is given all of, nobody knows the order."""
@@ -287,6 +289,7 @@ class Follower(Tap):
         if _is_turned(call, out):
             setattr(out, TURNED, True)
         _keep_alone(call, out)
+        self._gate_joined(call, out)
         if row is None or not args:
             return out
         moves = row.gate == "moves" or call.name in REARRANGES
@@ -608,6 +611,7 @@ class Follower(Tap):
                 _nobody(x) if its is None and not any_carries(x) else its for x, its in zip(each, given, strict=True)
             ]
         if any(its is None for its in given) or len(kinds) > 1 or (len(paths) > 1 and kinds != {"heads"}):
+            setattr(out, JOINED, {(mark.path, self._linears[mark.path]) for mark in self._branches(known)})
             return out
         if kinds == {"heads"} and len(paths) == len(known):
             is_beside = out.ndim > given[0].ndim or sum(each.shape[-1] for each in given) == out.shape[-1]
@@ -663,7 +667,9 @@ class Follower(Tap):
         )
         if ends and others:
             self._met |= {(mark.path, call) for mark in known if mark.kind == "linear" for call in mark.calls}
-        for mark in known if ends and others else ():
+        if ends and name.startswith(("lerp", "addc")) and sum(map(any_carries, args[1:])) > (name != "lerp"):
+            self._gated |= {(mark.path, self._linears[mark.path]) for mark in self._branches(known)}
+        for mark in known if ends and (others or best.kind == "neurons") else ():
             if (branch := self._branch(mark)) is not None:
                 _, last = self._scaled.get(branch, (None, None))
                 self._normed |= {branch} if mark.norms > (last.norms if last else 0) else set()
@@ -700,6 +706,23 @@ class Follower(Tap):
         return (
             mark for mark in marks if mark.kind == "linear" and any(is_in(path, mark.path) for path, _ in self._units)
         )
+
+    def _gate_joined(self, call: Call, out: Any) -> None:
+        """Note of several branches in one tensor, as of experts, that they are multiplied by what depends on the
+        input."""
+        given = [
+            x for arg in (*call.args, *call.kwargs.values()) for x in (arg if isinstance(arg, (list, tuple)) else [arg])
+        ]
+        joined = {branch for x in given if isinstance(x, Tensor) for branch in vars(x).get(JOINED, ())}
+        row = call.operation
+        if not joined or row is None:
+            return
+        if row.gate == "moves" or call.name in REARRANGES:
+            for each in out if isinstance(out, (tuple, list)) else [out]:
+                if isinstance(each, Tensor):
+                    setattr(each, JOINED, joined)
+        elif (row.kind == "product" or row.name in (*PRODUCTS, "einsum")) and sum(map(any_carries, given)) > 1:
+            self._gated |= joined
 
     def _branch(self, mark: _Mark) -> tuple[str, int] | None:
         """The linear layer, and which call of it, that gave what norms or gates have scaled since."""
