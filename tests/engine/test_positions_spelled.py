@@ -102,6 +102,13 @@ ADDS: dict[str, Callable[..., Tensor]] = {
     "for each row": lambda x, table, n: x + table[None, :n].repeat(len(x), 1, 1),
     "of a list": lambda x, table, n: x + F.embedding(torch.tensor([*range(n)]), table),
     "of a row of a list": lambda x, table, n: x + F.embedding(torch.as_tensor([[*range(n)]]), table),
+    "counted of a mask": lambda x, table, n: x + F.embedding((torch.arange(n) < n).cumsum(0) - 1, table),
+    "sums of a mask": lambda x, table, n: (
+        x + F.embedding((torch.arange(n)[:, None] >= torch.arange(n)).sum(1) - 1, table)
+    ),
+    "of no zeros": lambda x, table, n: x + F.embedding(torch.ones(n).nonzero()[:, 0], table),
+    "of indices": lambda x, table, n: x + F.embedding(torch.tril_indices(n, 1)[0], table),
+    "one of many": lambda x, table, n: x + (torch.arange(n)[:, None] == torch.arange(len(table))).to(table) @ table,
     "with a factor": lambda x, table, n: torch.add(x, table[:n] * 2, alpha=0.5),
 }
 CASES = [*((Model(turn=turn), Model(turn=turned_as_one)) for turn in TURNS.values())]
@@ -485,6 +492,61 @@ def test_biases_that_are_the_same_for_one_query_at_another_place_are_the_keys(co
     wanted = (0.5 * model.bias(5).detach() * gradient).sum((1, 2))
     assert float(wanted.abs().max()) > 1e-3
     torch.testing.assert_close(kept.relevance, wanted, rtol=1e-9, atol=1e-12)
+
+
+class _Compared(_Tables):
+    """Biases that are made of comparisons alone, and hide nothing."""
+
+    def bias(self, n: int) -> Tensor:
+        places = torch.arange(n)
+        far = places[:, None] - places
+        if self.how == "the first alone":
+            return (places == 0) * self.sink[0]
+        is_so = {"near": far.abs() < 2, "behind": far > 0}[self.how]
+        return torch.where(is_so, self.rows[0][:, None, None], self.rows[1][:, None, None])
+
+
+@pytest.mark.parametrize("how", ["near", "behind"])
+@pytest.mark.parametrize("length", [3, 5, 8])
+def test_what_comparisons_add_to_scores_without_hiding_any_is_the_keys(how: str, length: int) -> None:
+    model, ids = _Compared(how), torch.tensor([[5, 9, 11, 3, 8, 7, 21, 4][:length]])
+    value = model(ids)[0, -1, 3]
+    (gradient,) = torch.autograd.grad(value, model.scores)
+    with propagate(model, PA_LRP, observe=(), ledger=True) as trace:
+        trace.explain(model(ids)[0, -1, 3])
+    (kept,) = trace.positions()
+    wanted = (0.5 * model.bias(length).detach() * gradient).sum((0, 1, 2))
+    assert float(wanted.abs().max()) > 1e-3
+    torch.testing.assert_close(kept.relevance[0], wanted, rtol=1e-9, atol=1e-12)
+    assert trace.ledger().closes(1e-9)
+
+
+def test_a_bias_of_the_first_place_alone_is_refused_by_name() -> None:
+    model = _Compared("the first alone")
+    with pytest.raises(MethodError, match="what has another row for each token"), propagate(model, PA_LRP):
+        model(torch.tensor([[5, 9, 11]]))
+
+
+def test_what_is_looked_up_by_nobodys_numbers_is_refused_by_name() -> None:
+    """It was a source of its own, and no token's."""
+    model = Model(lambda x, table, n: x + F.embedding(torch.tensor([*range(n)][::-1]), table), turned_as_one)
+    with pytest.raises(MethodError, match=r"let the model count places by torch\.arange"), propagate(model, PA_LRP):
+        model(IDS, MASK)
+
+
+def test_positions_of_as_many_tokens_as_features_are_no_biases_of_pairs() -> None:
+    """The sum of a table's rows up to each place, which at another place differs for several."""
+
+    def add(x: Tensor, table: Tensor, n: int) -> Tensor:
+        return x + (torch.arange(n)[:, None] >= torch.arange(32)).to(table) @ table / 4
+
+    ids, model = torch.arange(17)[None] % 11, Model(add)
+    mask = ids >= 0
+    wanted = found(model, ids[:, :12], mask[:, :12], at=5)
+    for mine, its in zip(found(model, ids, mask, at=5), wanted, strict=True):
+        torch.testing.assert_close(mine[:12], its, rtol=1e-9, atol=1e-12)
+    with pytest.raises(MethodError, match="nothing tells which dimension"), propagate(model, PA_LRP):
+        model(ids[:, :16], mask[:, :16])
 
 
 ROWS: dict[str, Callable[[Tensor, int], Tensor]] = {

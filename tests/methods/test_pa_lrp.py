@@ -367,6 +367,42 @@ def test_the_features_of_an_images_angles_are_not_taken_for_its_places(name: str
         explainer(pixels, method="pa-lrp")
 
 
+class _Angled(torch.nn.Module):
+    """Patches of an image whose places are added, and turn what heads have of them by angles."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how = how
+        self.patches, self.head = torch.nn.Conv2d(3, 24, 2, 2), torch.nn.Linear(24, 5)
+        self.places = torch.nn.Parameter(torch.randn(1, 16, 24))
+        self.kept = torch.nn.Buffer(self.angles())
+
+    @staticmethod
+    def angles() -> torch.Tensor:
+        places, frequencies = torch.arange(16), 50 ** -(torch.arange(0, 4, 2) / 4)
+        one, other = ((each[:, None] * frequencies).repeat(1, 2) for each in (places // 4, places % 4))
+        return torch.cat([one, other], -1)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        x = self.patches(pixel_values).flatten(2).mT
+        if self.how == "places before rows":
+            return self.head((x.transpose(0, 1) + self.places.transpose(0, 1)).mean(0))
+        x = (x + self.places).unflatten(-1, (3, 8)).transpose(1, 2)
+        angles = self.kept if self.how == "kept" else self.angles()
+        return self.head((x * angles.cos()).transpose(1, 2).flatten(2).mean(1))
+
+
+@pytest.mark.parametrize("how", ["kept", "made", "places before rows"])
+def test_angles_of_an_image_of_which_nothing_tells_the_places_are_refused_by_name(how: str) -> None:
+    """Those that were kept were none, and of those that are made the features were the places."""
+    model, pixels = _Angled(how).eval(), torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    explainer = lrpx.Explainer(model, task=lrpx.Task.IMAGE_CLASSIFICATION)
+    with pytest.raises(MethodError, match="nothing tells wh"):
+        explainer(pixels, 1, method="pa-lrp")
+    assert len(explainer(pixels, 1, method="attnlrp")) == 2
+
+
 @pytest.mark.parametrize("length", [5, 7])
 def test_positions_of_an_image_are_no_tokens_however_many_there_are(length: int) -> None:
     """Of the image there are five places."""

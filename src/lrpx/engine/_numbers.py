@@ -69,6 +69,7 @@ class Numbers:
         self._own: Any = WeakTensorKeyDictionary()  # those that the model has kept
         self._of_input: Any = WeakTensorKeyDictionary()  # real numbers that were made of the input, and carry nothing
         self._given: Any = WeakTensorKeyDictionary()  # what was made of the model's arguments
+        self._of_nothing: Any = WeakTensorKeyDictionary()  # what was made of no arguments but masks, and no weights
         self._ids: list[Tensor] = []
         self._masks: list[Tensor] = []
         self.lengths: set[int] = set()
@@ -81,8 +82,10 @@ class Numbers:
     def given(self, name: str, value: Tensor) -> None:
         """An argument of the model: the tokens, or the numbers of their places, if it is of whole numbers."""
         self._given[value] = True
-        if "mask" in name and value.ndim == 2:
-            self._masks.append(value)
+        if "mask" in name:
+            self._of_nothing[value] = "mask"
+            if value.ndim == 2:
+                self._masks.append(value)
         if value.is_floating_point():
             self._seen[value] = True
             return
@@ -134,6 +137,23 @@ class Numbers:
             for made, _ in pairs(call.args[0] if writes else out, None):
                 self._given[made] = True
 
+    def _follow_nothing(self, call: Call, out: Any) -> None:
+        given = [each for each, _ in pairs([*call.args, *call.kwargs.values()], None)]
+        of = [self._of_nothing.get(each, self._of_nothing.get(whole_of(each))) for each in given]
+        if None not in of:
+            for made, _ in pairs(out, None):
+                self._of_nothing[made] = "mask" if "mask" in of else ""
+
+    def is_choice_of_nobody(self, index: Any) -> bool:
+        """Whether whole numbers choose another for each token, and were made of neither numbers of places nor the
+        model's arguments, as what ``nonzero`` gives."""
+        if not isinstance(index, Tensor) or index.dtype is not torch.int64 or index in self._marks:
+            return False
+        if index not in self._of_nothing or (self._of_nothing[index] and _is_mask(index)):
+            return False
+        dims = [dim for dim in range(index.ndim) if 1 < index.shape[dim] in self.lengths]
+        return any(bool((index != index.narrow(dim, 0, 1)).any()) for dim in dims)
+
     def _has_input(self, value: Any) -> bool:
         if isinstance(value, (tuple, list)):
             return any(map(self._has_input, value))
@@ -151,14 +171,17 @@ class Numbers:
         # a range numbers its places anew, wherever it ends
         is_of_none = call.name in RANGES or self._is_of_one_number(call)
         marks = [] if is_of_none else list(self._marks_in((*args, *kwargs.values())))
+        is_of_masks = bool(marks) and all(mark.is_mask for mark in marks)
+        marks = [] if is_of_masks and call.name == "cumsum" else marks  # which counts anew, too
         is_table = all(mark.is_table for mark in marks)
         marks = [mark for mark in marks if mark.is_table is is_table]  # where there are numbers, they tell alone
         if not marks:
             out = proceed(args, kwargs)
             self._follow_given(call, out)
+            self._follow_nothing(call, out)
             if not self._is_from_elsewhere(out, args):
                 self.see(out)
-            if call.name in NUMBERING and isinstance(out, Tensor) and out.ndim and self._numbers_places(call, out):
+            if isinstance(out, Tensor) and out.ndim and self._numbers_places(call, out):
                 self._number(out, is_counted=True)
             return out
         writes = is_in_place(call.name) and isinstance(args[0], Tensor)
@@ -183,6 +206,9 @@ class Numbers:
         for made, other in pairs(out, shadow):
             if not (writes and made is args[0]) and not self._is_part_of_numbers(made, args):
                 fits = isinstance(other, Tensor) and other.shape == made.shape
+                if is_of_masks and made.dtype is torch.int64 and self._counts(made):
+                    self._number(made, is_counted=True)
+                    continue
                 self._marks[made] = Mark(
                     other if fits else None, is_single, is_mask or made.dtype is torch.bool, *of_table
                 )
@@ -274,20 +300,22 @@ class Numbers:
 
     def _numbers_places(self, call: Call, out: Tensor) -> bool:
         """Whether what ``arange`` or ``cumsum`` gives may number places: there are as many as tokens, or more; where
-        the model is given no tokens, any number."""
+        the model is given no tokens, any number. What else was made of no argument but masks does where it counts."""
         if call.name == "cumsum":
             counted = call.args[0]
             return isinstance(counted, Tensor) and bool((counted == counted.long()).all())
-        if "tensor" in call.name:  # a list, which is of places if it counts, and is no text that does
-            is_count = out.dtype is torch.int64 and out.shape[-1] in self.lengths and bool((out.diff() == 1).all())
-            return (
-                is_count
-                and out.shape[-1] > 1
-                and not any(bool((ids == out).all(-1).any()) for ids in self._fitting(out))
-            )
+        if call.name not in NUMBERING and out not in self._of_nothing:
+            return False
+        if call.name not in (*RANGES, "cumsum"):  # such as a list: of places if it counts, and is no text that does
+            return self._counts(out) and not any(bool((ids == out).all(-1).any()) for ids in self._fitting(out))
         if not self.lengths or out.shape[0] in self.lengths:
             return True
         return out.shape[0] > max(self.lengths) and bool((out[1] - out[0]).abs() == 1)
+
+    def _counts(self, out: Tensor) -> bool:
+        """Whether whole numbers count as many as there are tokens, one by one."""
+        is_long = out.dtype is torch.int64 and out.ndim > 0 and 1 < out.shape[-1] in self.lengths
+        return is_long and bool((out.diff() == 1).all())
 
     def _fitting(self, numbers: Tensor) -> list[Tensor]:
         """The ids that are as long as these numbers."""

@@ -68,6 +68,8 @@ SHAPES = ("permute", "transpose", "swap", "move", "reshape", "view", "T", "flatt
 WITH_DISTANCES = ("einsum", "matmul", "__matmul__", "bmm")
 """Matrix products that may be with a table of distances."""
 SPLITS = frozenset("split split_with_sizes tensor_split chunk hsplit vsplit dsplit unsafe_split unsafe_chunk".split())
+HIDDEN = 20
+"""How much less than the others a score has that a mask hides: Swin takes 100 off."""
 REDUCING = frozenset("sum mean nansum nanmean cumsum trace diagonal".split())
 """Functions that need no rule, after which a dimension is another's."""
 DIVISIONS = frozenset("div divide true_divide __truediv__ div_ divide_ __itruediv__".split())
@@ -262,6 +264,7 @@ class Positions(Tap):
             row is not None and not row.has_summands and row.kind == "plain" and args and not any_carries(args[0])
         )
         if takes_shape or not any_carries((*args, *kwargs.values())):
+            self._refuse_choice(call)
             out = self._numbers.of_constants(call, proceed)
             if not self._numbers.follow_input(call, out):
                 self._follow_tables(call, out)
@@ -594,7 +597,7 @@ class Positions(Tap):
         if self._run.recipe.position is rules.signal_take_all or not _is_tensor(constant):
             return None
         shape = _shape_of(constant.shape, x.shape)
-        axis = self._axis(constant, [x], shape)
+        axis = self._axis(constant, [x], shape, is_factor=True)
         if axis is None:
             return None
         leaf = self._sink(constant, [x], shape, x.dtype, axis, is_factor=True)
@@ -720,7 +723,15 @@ class Positions(Tap):
         shape = tuple(source.ids.shape)
         return shape[::-1] if self.is_turned(source) else shape
 
-    def _axis(self, c: Tensor, met: Sequence[Any], shape: Sequence[int], *, is_scores: bool = False) -> _Axis | None:
+    def _axis(
+        self,
+        c: Tensor,
+        met: Sequence[Any],
+        shape: Sequence[int],
+        *,
+        is_scores: bool = False,
+        is_factor: bool = False,
+    ) -> _Axis | None:
         """The dimension of the places of a constant; None where it is no positions.
 
         Args:
@@ -729,6 +740,7 @@ class Positions(Tap):
             shape: of what it makes with what depends on the input.
             is_scores: whether that is known to be the scores of attention. Of the two dimensions of places there, the
                 last is the keys', and what is added belongs to the positions of the keys.
+            is_factor: whether it is multiplied, or joined, and not added.
 
         Raises:
             MethodError: nothing tells.
@@ -740,8 +752,8 @@ class Positions(Tap):
         if self._numbers.is_of_input(c):
             return None
         if mark is None:
-            return self._axis_of_table(c, met, shape, is_scores=is_scores)
-        if mark.is_mask:
+            return self._axis_of_table(c, met, shape, is_scores=is_scores, is_factor=is_factor)
+        if mark.is_mask and self._hides(c, shape, is_factor=is_factor):
             return None
         if mark.is_single and not self._may_be_one_place(shape):
             return None
@@ -752,7 +764,7 @@ class Positions(Tap):
         of_scores = any(_is_tensor(each) and self._made.get(each) == SCORES for each in met)
         differs = c != mark.shadow
         if not (bool(differs.any()) or (mark.is_single and (mark.is_table or is_scores or of_scores))):
-            self._refuse_rows(c, shape, of_scores=is_scores or of_scores)
+            self._refuse_rows(c, shape, of_scores=is_scores or of_scores, is_known=mark.is_mask)
             return None  # of one place, a table has no other row, and a distance is the same from another
         if mark.is_single:
             return _Axis((), is_scores or of_scores)
@@ -775,18 +787,24 @@ class Positions(Tap):
         in_both = is_pair and mark.is_pair
         in_both |= is_pair and all(self._numbers.moved < many.get(dim, 0) for dim in (-2, -1))
         if len(found) == 1 and not in_both:
-            if mark.is_table and found == [-1] and not of_scores:  # of features, unless it is of keys
+            is_kept = mark.is_table and found == [-1] and not of_scores
+            # frequencies are of a range, too: where no tokens are known they may be what differs the least
+            is_of_features = not self._numbers.lengths and found == [-1] and fewest > self._numbers.moved
+            if is_of_features and not of_scores and c.ndim > 1:
+                why = f"nothing tells which dimension of positions of shape {list(c.shape)} is that of the places"
+                raise self._refusal(why)
+            if is_kept:  # of features, unless it is of keys
                 if len(shape) < 3 or shape[-2] not in self._numbers.lengths:
                     return None
                 raise self._refusal(f"nothing tells whether a table of shape {list(c.shape)} is of keys or of features")
             return _Axis((found[0],), (is_pair or of_scores) and found[0] == -1)
-        in_cross = is_pair and c.shape[-2] in (self._numbers.lengths or c.shape)
-        in_cross &= all(count > self._numbers.moved for count in many.values())
-        if is_pair and (of_scores or mark.is_pair or in_cross):  # both dimensions differ alike: queries and keys
+        if is_pair and of_scores:  # both dimensions differ alike: queries and keys
             return _Axis((-1,), is_scores=True)
         raise self._refusal(f"nothing tells which dimension of positions of shape {list(c.shape)} is the tokens'")
 
-    def _axis_of_table(self, c: Tensor, met: Sequence[Any], shape: Sequence[int], *, is_scores: bool) -> _Axis | None:
+    def _axis_of_table(
+        self, c: Tensor, met: Sequence[Any], shape: Sequence[int], *, is_scores: bool, is_factor: bool
+    ) -> _Axis | None:
         """The same of what was not computed from places: a table of the model with a row for each."""
         of_scores = is_scores or any(_is_tensor(each) and self._made.get(each) == SCORES for each in met)
         if c.ndim and not self._is_of_model(c) and not self._numbers.is_given(c):
@@ -805,6 +823,8 @@ class Positions(Tap):
                 raise self._refusal(f"a table of shape {list(c.shape)} has places of a block, and not of all tokens")
         else:
             dim = known[0] if len(known) == 1 else -2 if is_of_input else None
+            if dim is None and not self._numbers.lengths and self._is_of_image():
+                self._refuse_kept(c, shape, wide, is_factor=is_factor)
         if dim is None or c.shape[dim] not in whole_of(c).shape or not self._is_table(c, dim):
             return None
         first = 0 if any(map(self.is_turned, self._run.sources)) else 1  # in which the tokens may be, too
@@ -819,7 +839,43 @@ class Positions(Tap):
             raise self._refusal(f"nothing tells which dimension of a table of shape {list(c.shape)} is the tokens'")
         return _Axis((dim,), is_pair)
 
-    def _refuse_rows(self, c: Tensor, shape: Sequence[int], *, of_scores: bool) -> None:
+    def _hides(self, c: Tensor, shape: Sequence[int], *, is_factor: bool) -> bool:
+        """Whether what was made of comparisons alone is a mask: what it does not admit is taken out of a softmax, or
+        multiplied with 0, and what it does is all the same. A bonus for the first token is none."""
+        if not c.is_floating_point():
+            return True
+        if not is_factor:
+            most = c.amax()
+            return bool(((c == most) | (c < most - HIDDEN)).all())
+        dims = [dim for dim in range(-c.ndim, 0) if dim != -len(shape) and c.shape[dim] in self._numbers.lengths]
+        most = c.abs()
+        return all(bool(((c == 0) | (most == most.amax(dim, keepdim=True))).all()) for dim in dims)
+
+    def _refuse_kept(self, c: Tensor, shape: Sequence[int], wide: Sequence[int], *, is_factor: bool) -> None:
+        """Refuse a table that is multiplied with an image's heads, as angles that were kept are, or is added to rows
+        that come after the places.
+
+        Raises:
+            MethodError: it is one.
+        """
+        is_of_heads = is_factor and len(shape) > 3 and not isinstance(c, Parameter)
+        is_turned = not is_factor and len(shape) == 3 and wide == [-3] and c.shape[-3] == shape[-3] > 1
+        if len(wide) == 1 and c.shape[-1] > 1 and (is_of_heads or is_turned) and self._is_table(c, wide[0]):
+            raise self._refusal(f"nothing tells whether a table of shape {list(c.shape)} is of the image's places")
+
+    def _refuse_choice(self, call: Call) -> None:
+        """Refuse a look-up by whole numbers that are another for each token, and nobody's.
+
+        Raises:
+            MethodError: it is one.
+        """
+        if call.name == "embedding" and self._run.is_in_module():
+            index = arguments(call.args, call.kwargs, "input")[0]
+            if self._numbers.is_choice_of_nobody(index):
+                why = "nothing tells whether whole numbers by which another row is looked up for each token are places"
+                raise self._refusal(why, "let the model count places by torch.arange, or ")
+
+    def _refuse_rows(self, c: Tensor, shape: Sequence[int], *, of_scores: bool, is_known: bool = False) -> None:
         """Refuse a constant with another row for each token, of which nothing tells whether they are positions: nobody
         saw what it was made of, or it is the same at the one other place that was tried, as what comes again is.
 
@@ -829,7 +885,8 @@ class Positions(Tap):
         rows = -len(shape) if self._rows() > 1 else 0
         dims = range(-c.ndim, 0 if of_scores else -1)
         of_tokens = [dim for dim in dims if dim != rows and 1 < c.shape[dim] == shape[dim] in self._numbers.lengths]
-        if any(_has_rows(c, dim) for dim in of_tokens) and self._run.is_in_module():
+        is_known = is_known and any(bool((c != c.narrow(dim, 0, 1)).any()) for dim in of_tokens)
+        if (is_known or any(_has_rows(c, dim) for dim in of_tokens)) and self._run.is_in_module():
             why = f"nothing tells whether what has another row for each token, of shape {list(c.shape)}, is positions"
             raise self._refusal(why, "let the model keep it as a buffer and cut it to the text, or ")
 
