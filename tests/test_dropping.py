@@ -226,6 +226,7 @@ def not_shortened(model, questions, masks, first=0):
     assert model.can_batch  # which is tried once, and runs the model
     model._sees_hidden(questions)  # tried once for a model
     model._reads_another(questions)
+    model._reads_hidden(questions, masks)
     with counted(model.module) as tokens:
         found = model.values(questions, attention_mask=masks)
     assert sum(tokens) == sum(map(len, masks))
@@ -241,9 +242,11 @@ def test_where_it_is_not_known_what_is_read_rows_stay_whole():
     row = answers.reader.row(LONG)
     several = Questions((row,) * 60, tuple(Question(i, None, lrpx.Span(1, 2)) for i in range(60)))
     assert answers.can_batch
+    masks = [torch.tensor([1, *[0] * 18, 1])] * 60
     assert not answers._sees_hidden(several)
+    assert not answers._reads_hidden(several, masks)
     with counted(answers.module) as tokens:
-        answers.values(several, attention_mask=[torch.tensor([1, *[0] * 18, 1])] * 60)
+        answers.values(several, attention_mask=masks)
     assert sum(tokens) == 60 * 20
 
 

@@ -475,15 +475,20 @@ class BoundModel(Named):
 
     @property
     def _looks_back(self) -> bool:
-        """Tried once, not for each call: it takes two runs of the model."""
-        return self._tried.once("looks back", lambda: tasks.looks_back(self.module))
+        """Tried once, not for each call: it takes two runs of the model, or of what a classifier of texts reads."""
+        body = getattr(self.module, "base_model", None) if self.task.reads == "whole" else None
+        module = body if isinstance(body, torch.nn.Module) else self.module
+        return self._tried.once("looks back", lambda: tasks.looks_back(module))
 
     def sees_nothing(self, position: int, seen: NDArray[np.bool_]) -> bool:
-        """Whether there is a layer in which one place of ``[T]`` sees none of those that are seen. A classifier of
-        tokens may look back alone, which is asked where the place and the one before it are hidden."""
+        """Whether there is a layer in which one place of ``[T]`` sees none of those that are seen. A classifier may
+        look back alone, which is asked where the place and the one before it are hidden; one of whole texts that looks
+        to both sides reads nobody knows which place."""
         if seen[position]:
             return False
         looks_back = self.task is Task.CAUSAL or (not seen[max(position - 1, 0)] and self._looks_back)
+        if self.task.reads == "whole" and not looks_back:
+            return False
         return not seen[tasks.seen_from(self.module, position, looks_back)].any()
 
     @property
@@ -721,6 +726,12 @@ class BoundModel(Named):
                 "it where a token is hidden, so no token can be hidden so; use a method or a perturbation that changes "
                 "the tokens or their embeddings"
             )
+        if masks is not None and self._reads_hidden(asked, masks):
+            raise ModelError(
+                f"in {type(self.module).__name__} a hidden token that is read looks at others that are hidden, as "
+                "where they fill its window of attention, of which nothing tells; use a method or a perturbation that "
+                "changes the tokens or their embeddings"
+            )
         return found
 
     def _values(
@@ -797,6 +808,43 @@ class BoundModel(Named):
                 # which is small beside what is lost
                 tried.is_seen = tried.is_seen or self._tells_apart(*every, 4 * SAME)
         return bool(tried.is_seen)
+
+    def _reads_hidden(self, questions: Questions, masks: Sequence[Tensor]) -> bool:
+        """Whether what is read at a hidden place hangs on hidden places beside it: a softmax over nothing but numbers
+        far below 0 is a mean of all. Tried where most are hidden before it, or on either side, until there are more."""
+        tried = self._tried.read_alone
+        most: dict[object, tuple[float, int, list[int]]] = {}
+        for i, (asked, mask) in enumerate(zip(questions.asked, masks, strict=True)):
+            row, target = questions.rows[asked.row], asked.target
+            if row.arguments or len(row.segments) > 1:
+                continue
+            read: list[Any] = [target.token, target.end] if isinstance(target, Span) else [asked.position]
+            if self.task.reads == "whole":
+                text = [at for at, each in enumerate(row.tokens.ids) if each != self.pad_id]
+                read = [0, text[-1] if text else 0, len(mask) - 1]
+            places = [place for place in read if isinstance(place, int)]
+            for place in places:
+                before, after = _hidden_beside(mask.tolist(), place)
+                for side, wide in (("before", before), ("either", min(before, after))):
+                    kind = side, place == 0
+                    if wide > max(tried.get(kind, 0), most.get(kind, (0,))[0]):
+                        most[kind] = wide, i, places
+        if not can_tell(tasks.first_weight(self.module).dtype):
+            return False
+        for which, (wide, i, places) in most.items():
+            asked, mask = questions.asked[i], masks[i]
+            row, spare = questions.rows[asked.row], self._spare
+            (first,) = row.segments
+            ids = list(first.tokens.ids)
+            for place in (mask == 0).nonzero().flatten().tolist():
+                if place not in places and ids[place] != self.pad_id:
+                    ids[place] = next(each for each in spare if each != ids[place])
+            other = replace(row, segments=(replace(first, tokens=replace(first.tokens, ids=tuple(ids))),))
+            pair = replace(questions, rows=(row, other), asked=(replace(asked, row=0), replace(asked, row=1)))
+            if self._tells_apart(pair, [mask] * 2, [at for at in range(len(ids)) if at not in places], SAME):
+                return True
+            tried[which] = wide
+        return False
 
     def _tells_apart(self, pair: Questions, masks: Sequence[Tensor], places: Sequence[int], same: int) -> bool:
         """Whether what the model says elsewhere than in these places is another of the second text, by more than so
@@ -1099,6 +1147,7 @@ class _Tried:
         changes: what that is.
         is_seen: whether it says what stands in hidden places.
         reads_on: whether it reads the same token where one before that is hidden.
+        read_alone: how many hidden places may be before one that is read, or on either side, without a trace in it.
         dropping: in which precision, place and attention it says the same without hidden tokens, up to how many tokens,
             and from how many it does not.
         padded: how far padding changed nothing, and from where it does.
@@ -1110,6 +1159,7 @@ class _Tried:
     changes: tuple[object, ...]
     is_seen: bool | None = None
     reads_on: bool | None = None
+    read_alone: dict[object, float] = field(default_factory=dict)
     dropping: dict[object, tuple[int, float]] = field(default_factory=dict)
     padded: tuple[float, float] = (7.0, math.inf)
     apart: int = 24
@@ -1125,6 +1175,20 @@ class _Tried:
         if name not in self.found:
             self.found[name] = trial()
         return self.found[name]
+
+
+def _hidden_beside(seen: Sequence[int], place: int) -> tuple[float, float]:
+    """How many places in a row are hidden before a hidden one, and behind it; up to an end, any number.
+
+    >>> _hidden_beside([1, 0, 0, 0], 2), _hidden_beside([1, 0, 0, 1], 2), _hidden_beside([1, 1, 1, 0], 2)
+    ((1, inf), (1, 0), (0, 0))
+    """
+    if seen[place]:
+        return 0, 0
+    before, after = (
+        next((n for n, each in enumerate(side) if each), math.inf) for side in (seen[:place][::-1], seen[place + 1 :])
+    )
+    return before, after
 
 
 FUNCTIONS = frozenset(("Log", "LogSigmoid", "Softplus", "_Identity", _nodes.OWN))

@@ -222,9 +222,7 @@ class Perturbation:
                 f"specials=True for special tokens{row.where}"
             )
         read_last = model.task.reads == "whole" and self._token(model) == model.pad_id is not None
-        # texts may end with it, where it is their end, too
-        end = next((at for at, each in reversed([*enumerate(row.tokens.ids)]) if each != model.pad_id), 0)
-        if read_last and hidden[:, [end, -1]].any():
+        if read_last and hidden[:, [_end(model, row), -1]].any():
             raise InputError(
                 f"{type(model.module).__name__} may look for its last token by the padding, which {self.how} would put "
                 f"there; use another perturbation, such as attention-mask{row.where}"
@@ -239,13 +237,15 @@ class Perturbation:
 
     def mask(self, model: BoundModel, row: Row, asked: Question, hidden: NDArray[np.bool_]) -> Tensor:
         """``[T]``: the attention mask of the first segment. Where all that a place can see in some layer is hidden, the
-        place that is read sees itself, too, for a softmax over nothing is no number.
+        place that is read sees itself, too, for a softmax over nothing is no number: that of the last token, where a
+        classifier of whole texts looks back alone.
 
         Raises:
             ModelError: it is one end of an answer, and would be seen from the other.
         """
         seen = ~hidden[: row.lengths[0]]
-        read = {asked.target.token, asked.target.end} if isinstance(asked.target, Span) else {asked.position}
+        ends = [asked.target.token, asked.target.end] if isinstance(asked.target, Span) else []
+        read = {*ends} or {_end(model, row) if model.task.reads == "whole" else asked.position}
         for place in read if len(row.segments) == 1 else ():
             if isinstance(place, int) and model.sees_nothing(place, seen):
                 if len(read) > 1:
@@ -273,6 +273,11 @@ class Perturbation:
 
     def __str__(self) -> str:
         return self.how
+
+
+def _end(model: BoundModel, row: Row) -> int:
+    """Where the last token of a text is that is no padding: it may end with that, where it is the end of texts, too."""
+    return next((at for at, each in reversed([*enumerate(row.tokens.ids)]) if each != model.pad_id), 0)
 
 
 def outputs(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -231,10 +233,12 @@ def test_a_place_that_could_see_nothing_else_sees_itself(build):
         ("MistralForTokenClassification", "sdpa", 9, [6, 7, 8, 9]),
         ("GPTNeoForCausalLM", "eager", 9, [6, 7, 8, 9]),
         ("ModernBertForTokenClassification", "sdpa", 6, [4, 5, 6, 7, 8]),
+        ("MistralForSequenceClassification", "eager", None, [10, 11, 12, 13]),
+        ("MistralForSequenceClassification", "sdpa", None, [8, 9, 10, 11, 12, 13]),
     ],
 )
 def test_so_it_does_where_all_is_hidden_that_one_layer_sees(kind, attention, position, gone):
-    """A window of four tokens, or of two to each side; and the first token of a classifier that looks back alone."""
+    """A window of four tokens, or of two to each side; a classifier's first token or its last, if it looks back."""
     own = {"pad_token_id": 0}
     if kind.startswith("GPTNeo"):
         own |= {"window_size": 4, "attention_types": [[["global", "local"], 1]], "num_layers": 2}
@@ -251,12 +255,83 @@ def test_so_it_does_where_all_is_hidden_that_one_layer_sees(kind, attention, pos
     ids = torch.arange(3, 17)
     hidden = torch.ones(14, dtype=torch.bool)
     hidden[gone] = False
-    expected = model(input_ids=ids[None], attention_mask=(hidden | (torch.arange(14) == position)).long()[None])
+    read = 13 if position is None else position
+    expected = model(input_ids=ids[None], attention_mask=(hidden | (torch.arange(14) == read)).long()[None])
+    logits = expected.logits[0] if position is None else expected.logits[0, position]
     explain = Explainer(model)
     _, questions = explain._one_asked(ids.tolist(), 7, None, "leave-one-out", position, None)
     answers = explain.bound.ask(questions)
     (found,) = outputs(explain.bound, questions, answers, [(~hidden).numpy()[None]])
-    near(torch.from_numpy(found[0]), expected.logits[0, position, 7].detach()[None].double())
+    near(torch.from_numpy(found[0]), logits[7].detach()[None].double())
+
+
+def test_so_it_does_in_layers_of_another_name():
+    """Inkling calls them "hybrid_sliding"; its window is of four tokens here."""
+    (kind,) = (each for each in every_class() if each.name == "InklingForCausalLM")
+    explain = Explainer(tiny_model(kind))
+    hidden = np.zeros((1, 9), dtype=bool)
+    hidden[0, 4:8] = True
+    found = []
+    for ids in ([3, 4, 5, 6, 7, 8, 9, 10, 11], [3, 4, 5, 6, 12, 13, 14, 10, 11]):
+        _, questions = explain._one_asked(ids, 7, None, "leave-one-out", 7, None)
+        found += outputs(explain.bound, questions, explain.bound.ask(questions), [hidden])
+    assert abs(found[0] - found[1]) < 1e-6
+
+
+class Windowed(torch.nn.Module):
+    """Looks at so many tokens, by a mask of its own; in its own words a window is a reach."""
+
+    def __init__(self, reach):
+        super().__init__()
+        self.reach = reach
+        self.embed = torch.nn.Embedding(40, 16)
+        self.places = torch.nn.Embedding(64, 16)
+        self.qkv = torch.nn.Linear(16, 48)
+        self.head = torch.nn.Linear(16, 40)
+
+    def get_input_embeddings(self):
+        return self.embed
+
+    def forward(self, input_ids, attention_mask, position_ids=None):
+        at = torch.arange(input_ids.shape[1])
+        x = self.embed(input_ids) + self.places(at if position_ids is None else position_ids)
+        q, k, v = self.qkv(x).chunk(3, -1)
+        behind = at[:, None] - at
+        seen = (behind >= 0) & (behind < self.reach) & attention_mask[:, None].bool()
+        scores = (q @ k.mT / 4).masked_fill(~seen, torch.finfo(x.dtype).min)
+        return SimpleNamespace(logits=self.head(x + scores.softmax(-1) @ v))
+
+
+def test_a_window_that_nothing_tells_is_refused_where_all_of_it_is_hidden():
+    """A softmax over nothing but low numbers is a mean of all, those behind it and the hidden ones included."""
+    torch.manual_seed(0)
+    explain = Explainer(Windowed(3).double().eval(), task=Task.CAUSAL)
+    _, questions = explain._one_asked(list(range(3, 17)), 7, None, "leave-one-out", 9, None)
+    answers = explain.bound.ask(questions)
+    hidden = np.zeros((3, 14), dtype=bool)
+    hidden[0, 9], hidden[1, [8, 9]], hidden[2, [4, 6, 8, 9, 12]] = True, True, True
+    (found,) = outputs(explain.bound, questions, answers, [hidden])
+    assert len(found) == 3
+    hidden[1, [7, 8, 9]] = True
+    with pytest.raises(ModelError, match=r"in Windowed a hidden token that is read looks at others that are hidden"):
+        outputs(explain.bound, questions, answers, [hidden])
+
+
+def test_so_is_a_class_token_whose_window_is_hidden():
+    config = transformers.ModernBertConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        local_attention=4, pad_token_id=0, cls_token_id=1, sep_token_id=2, bos_token_id=1, eos_token_id=2,
+        global_attn_every_n_layers=3,
+    )  # fmt: skip
+    explain = Explainer(tiny.build(transformers.ModernBertForSequenceClassification, config, "eager").float())
+    _, questions = explain._one_asked(list(range(3, 17)), 1, None, "leave-one-out", None, None)
+    answers = explain.bound.ask(questions)
+    hidden = np.zeros((2, 14), dtype=bool)
+    hidden[0, :2], hidden[1, 4:] = True, True
+    assert len(outputs(explain.bound, questions, answers, [hidden])[0]) == 2
+    hidden[0, :3] = True
+    with pytest.raises(ModelError, match=r"in ModernBert\w+ a hidden token that is read looks at others"):
+        outputs(explain.bound, questions, answers, [hidden])
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

@@ -446,10 +446,11 @@ def seen_from(model: Module, place: int, looks_back: bool) -> slice:
 
     def length(name: str, kind: str) -> int | None:
         found = getattr(config, name, None)
-        return found if isinstance(found, int) and found > 0 and (not kinds or kind in kinds) else None
+        is_there = not kinds or any(kind in each for each in kinds)  # Inkling's are "hybrid_sliding"
+        return found if isinstance(found, int) and found > 0 and is_there else None
 
     first, end = 0, place + 1 if looks_back else None
-    window = length("sliding_window", "sliding_attention")
+    window = length("sliding_window", "sliding")
     if window is None and "local" in kinds:  # GPT-Neo's
         window = length("window_size", "local")
     if window is not None:
