@@ -683,7 +683,7 @@ class BoundModel(Named):
                 tensor of one shape for all, and ``[K, …]`` is returned.
 
         Raises:
-            ModelError: the model does not take what is to be changed, or does not look at it.
+            ModelError: the model does not take what is to be changed, or does not look at it, or draws random numbers.
             NonFiniteError: NaN or infinity in a value.
         """
         for name, given in (("attention_mask", attention_mask), ("inputs_embeds", embeddings)):
@@ -696,7 +696,14 @@ class BoundModel(Named):
         if masks is not None and worth(masks) and self._says_the_same(questions):
             questions, attention_mask = without_hidden(questions, masks, self._first_position)
             exactly = False
+        state = torch.get_rng_state()
         found = self._values(questions, attention_mask, embeddings, taps, batch_size, read, exactly)
+        if not torch.equal(state, torch.get_rng_state()) and self._draws(asked):
+            raise ModelError(
+                f"{type(self.module).__name__} draws random numbers as it runs, and says something else of the same "
+                "input each time, so differences between runs tell nothing of what was changed; let it draw the same "
+                "(Reformer's hash_seed)"
+            )
         if attention_mask is not None and len({tuple(mask.tolist()) for mask in attention_mask}) > 1:
             moved = (found - found[:1]).abs().max()
             if moved <= 16 * torch.finfo(found.dtype).eps * found.abs().max() and not self._hides:
@@ -808,6 +815,22 @@ class BoundModel(Named):
                 # which is small beside what is lost
                 tried.is_seen = tried.is_seen or self._tells_apart(*every, 4 * SAME)
         return bool(tried.is_seen)
+
+    def _draws(self, questions: Questions) -> bool:
+        """Whether the model says something else of the same input in another run. Tried once."""
+
+        def differ() -> bool:
+            asked = questions.alone([0])
+            one, other = (
+                self._values(
+                    asked, None, None, None, 1, lambda _, __, logits: logits.double().nan_to_num(), exactly=True
+                )
+                for _ in range(2)
+            )
+            lost = SAME * torch.finfo(tasks.first_weight(self.module).dtype).eps * one.abs().max()
+            return bool((one - other).abs().max() > lost)
+
+        return self._tried.once("draws", differ)
 
     def _reads_hidden(self, questions: Questions, masks: Sequence[Tensor]) -> bool:
         """Whether what is read at a hidden place hangs on hidden places beside it: a softmax over nothing but numbers

@@ -317,6 +317,20 @@ def test_a_window_that_nothing_tells_is_refused_where_all_of_it_is_hidden():
         outputs(explain.bound, questions, answers, [hidden])
 
 
+@pytest.mark.parametrize("method", ["leave-one-out", "occlusion"])
+def test_a_model_that_draws_random_numbers_is_refused(method):
+    """Reformer's hashes are others in each run, unless it is told a seed."""
+    (kind,) = (each for each in every_class() if each.name == "ReformerModelWithLMHead")
+    model, ids = tiny_model(kind), list(range(8, 20))
+    with pytest.raises(ModelError, match=r"ReformerModelWithLMHead draws random numbers as it runs, and says"):
+        Explainer(model)(ids, 7, method=method, position=11)
+    for module in model.modules():
+        if hasattr(module, "hash_seed"):
+            module.hash_seed = 3
+    one, other = (Explainer(model)(ids, 7, method=method, position=11).relevance for _ in range(2))
+    near(one, other)
+
+
 def test_so_is_a_class_token_whose_window_is_hidden():
     config = transformers.ModernBertConfig(
         vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
