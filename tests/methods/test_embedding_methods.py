@@ -164,6 +164,19 @@ def test_gradient_shap(case, points):
     near(found, (x * twins.mean_gradient(model, read, on_the_path)).sum(-1))
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_warning_where_one_point_decides():
+    """On the way from zero an RMSNorm's gradient has no bound: one of the points of this seed outweighs all others."""
+    explain = Explainer.from_pretrained()
+    text = ("The doors of the house", " are", " is")
+    with pytest.warns(UserWarning, match=r"own has not converged.*pass more n_samples, or another baseline"):
+        wrong = explain(*text, method=GradientShap("own", seed=1))
+    assert wrong.relevance.abs().max() > 5 * abs(wrong.explained.value)
+    explain(*text, method=GradientShap("own"))
+    for build in (models.tiny_gpt2, tiny.bert_classifier):
+        Explainer(build())(IDS, 2, method="gradient-shap")
+
+
 def test_gradient_shap_nears_integrated_gradients():
     explain = Explainer(models.tiny_gpt2())
     found = explain(IDS, 4, method=GradientShap("own", 3000, batch_size=500)).relevance

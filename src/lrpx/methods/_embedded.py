@@ -366,6 +366,19 @@ def _baselines(method: Any, model: BoundModel, embedded: Embedded) -> tuple[Tens
     return tuple(found)
 
 
+def are_settled(drawn: Tensor) -> bool:
+    """Whether scores ``[N, T]``, each of a point of its own, have a mean that is more than its error: of no token is
+    the standard error more than half of the largest mean. Of one point nothing can be said.
+
+    >>> are_settled(torch.tensor([[1.0, 0.2], [1.2, 0.1]])), are_settled(torch.tensor([[0.0], [0.0], [90.0]]))
+    (True, False)
+    """
+    if len(drawn) < 2:
+        return True
+    error = drawn.double().std(0) / len(drawn) ** 0.5
+    return not float(error.max()) > float(drawn.double().mean(0).abs().max()) / 2
+
+
 def deviations(sigma: float, inputs: Sequence[Tensor]) -> tuple[float, ...]:
     """A share of the range ``max − min`` of each segment's embeddings."""
     return tuple(sigma * float(each.max() - each.min()) for each in inputs)

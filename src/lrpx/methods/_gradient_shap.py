@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lrpx.methods._contract import register
-from lrpx.methods._embedded import Baseline, ByCaptum, Values, deviations, seeded
+from lrpx.methods._embedded import Baseline, ByCaptum, Values, are_settled, deviations, seeded
 from lrpx.methods._refusals import refuse_count, refuse_half_default, refuse_number, refuse_seed
 
 if TYPE_CHECKING:
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
 class GradientShap(ByCaptum):
     """``Σ_d E[δ ∂f(x₀ + α δ)]``, ``δ = x + ε − x₀``, ``α ~ U(0, 1)``, ``ε ~ N(0, σ²)`` (after Lundberg & Lee 2017).
 
-    With one baseline, as here, it is Integrated Gradients by random points on the path, and noise on the input.
+    With one baseline, as here, it is Integrated Gradients by random points on the path, and noise on the input. Where a
+    score's standard error is more than half of the largest score, a warning says so.
 
     Args:
         name: how results call it.
@@ -61,14 +65,19 @@ class GradientShap(ByCaptum):
     def explain(self, captum: Any, function: Values, inputs: Any, baselines: Any) -> Sequence[Tensor]:
         """See :class:`~lrpx.methods._embedded.ByCaptum`."""
         noise = deviations(self.sigma, inputs)
-        total = None
-        done = 0
+        drawn: list[list[Tensor]] = []
         with seeded(self.seed, inputs):
-            while done < self.n_samples:  # Captum would run all points at once
+            for done in range(0, self.n_samples, self.batch_size):  # Captum would run all points at once
                 some = min(self.batch_size, self.n_samples - done)
-                found = captum.GradientShap(function).attribute(inputs, baselines, n_samples=some, stdevs=noise)
-                sums = [some * each.sum(-1) for each in found]
-                total = sums if total is None else [a + b for a, b in zip(total, sums, strict=True)]
-                done += some
-        assert total is not None
-        return [each / self.n_samples for each in total]
+                points = tuple(each.expand(some, *each.shape[1:]) for each in inputs)  # each with scores of its own
+                found = captum.GradientShap(function).attribute(points, baselines, n_samples=1, stdevs=noise)
+                drawn.append([each.sum(-1) for each in found])
+        scores = [torch.cat(each) for each in zip(*drawn, strict=True)]
+        means = [each.mean(0, keepdim=True) for each in scores]
+        if not are_settled(torch.cat(scores, 1)):
+            warnings.warn(
+                f"{self.name} has not converged: the standard error of its scores is more than half of the largest; "
+                "pass more n_samples, or another baseline, for under an RMSNorm gradients have no bound near zero",
+                stacklevel=2,
+            )
+        return means
