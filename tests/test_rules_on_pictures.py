@@ -709,20 +709,46 @@ class Roles(torch.nn.Module):
         return self.head(torch.relu(self.last(self.made(self, x))))
 
 
-class Adapted(torch.nn.Linear):
-    """A linear layer with an adapter beside it, as LoRA has it."""
+def in_a_part(made: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
+    made[..., :5] += more[..., :5]
+    return made
 
-    def __init__(self) -> None:
+
+ADAPTED = {
+    "one": lambda m, x: m.plain(x) + 0.5 * m.up(m.down(x)),
+    "two": lambda m, x: m.plain(x) + 0.5 * m.up(m.down(x)) + m.other_up(m.other_down(x)),
+    "two first": lambda m, x: (m.up(m.down(x)) + m.other_up(m.other_down(x))) + m.plain(x),
+    "with the bias taken off": lambda m, x: (
+        (y := m.plain(x)) + (0.3 * (y - m.bias) + m.up(m.down(x))) + m.other_up(m.other_down(x))
+    ),
+    "of a part, in place": lambda m, x: in_a_part(m.plain(x), m.up(m.down(x))),
+    "of some tokens": lambda m, x: m.plain(x).index_add(1, torch.tensor([1, 4]), m.up(m.down(x[:, [1, 4]]))),
+    "put beside zeros": lambda m, x: m.plain(x) + torch.nn.functional.pad(m.up(m.down(x))[..., :5], (0, 3)),
+    "one after another": lambda m, x: sum([m.plain(x), m.up(m.down(x)), m.other_up(m.other_down(x))]),
+    "addmm": lambda m, x: torch.addmm(m.plain(x)[0], m.down(x)[0], m.up.weight.T)[None],
+}
+
+
+class Adapted(torch.nn.Linear):
+    """A linear layer with adapters beside it, as LoRA has it."""
+
+    def __init__(self, how: str) -> None:
         super().__init__(8, 8)
+        self.how = ADAPTED[how]
         self.down, self.up = torch.nn.Linear(8, 3, bias=False), torch.nn.Linear(3, 8, bias=False)
+        self.other_down, self.other_up = torch.nn.Linear(8, 2, bias=False), torch.nn.Linear(2, 8, bias=False)
+
+    def plain(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) + 0.5 * self.up(self.down(x))
+        return self.how(self, x)
 
 
+@pytest.mark.parametrize("how", ADAPTED)
 @pytest.mark.parametrize("name", ["layer", "without residuals"])
 @pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
-def test_a_layer_and_its_adapter_are_one_projection(recipe: Recipe, name: str) -> None:
+def test_a_layer_and_its_adapters_are_one_projection(recipe: Recipe, name: str, how: str) -> None:
     """The numbers of a recipe that names the layers; a layer after the projection that is no adapter is none."""
     recipe = replace(recipe, input_projection=Epsilon(0.2), output_projection=Epsilon(0.4))
     named = replace(recipe, input_projection=None, output_projection=None)
@@ -732,7 +758,7 @@ def test_a_layer_and_its_adapter_are_one_projection(recipe: Recipe, name: str) -
     model = Roles("by distance")
     model.made = attention if name == "layer" else lambda m, x: m.into[1](z := attention(m, m.into[0](x))) + z
     for path in "qkvo":
-        setattr(model, path, Adapted())
+        setattr(model, path, Adapted(how))
     x = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     model, found = model.double(), []
     for each in (recipe, named):

@@ -55,8 +55,7 @@ MIXED = "lrpx mixed"
 """What the node of a convolution is marked with that mixes channels, as a layer does."""
 
 OUTWARD = "lrpx outward"
-"""What holds, at the node of an output projection, the node and the place there of what attention has given; and at
-those of layers after it also its node, and their choices."""
+"""What the node of an output projection is marked with; and what holds, at that of a layer after one, its choice."""
 
 OTHER = "other"
 """What stands for what a convolution or attention has given, among layers."""
@@ -70,6 +69,8 @@ SUMMING = ADDING | frozenset(
     "sum nansum mean nanmean cumsum einsum index_add scatter_add index_add_ scatter_add_".split()
 )
 """Operations that sum."""
+MAY_ADAPT = SUMMING | frozenset(("addmm", "baddbmm", "lerp"))
+"""Operations that may add what an adapter gives."""
 MOVES = SHAPES | frozenset(
     """ConstantPadNd Pad ReflectionPad2D ReplicationPad2D Slice Select Index IndexSelect Narrow Im2Col Unfold Unbind
     Split SplitWithSizes UnsafeSplit Roll Flip Gather Repeat""".split()
@@ -94,6 +95,8 @@ JOINS = frozenset(("Cat", "Stack"))
 """Those of them that are made of several tensors, of which all must be marked."""
 NORMS = frozenset((NORM, "_LayerNormConstantStd"))
 """Those of a norm in one function: what was attention's, or its weights, is that still."""
+ADDED = frozenset(("Addcmul", "Lerp", "IndexAdd", "ScatterAdd"))
+"""Nodes that add two tensors, one of them scaled, or to a part of the other."""
 TOTALS = frozenset(("Sum", "Mean"))
 """Those that pool: of what attention gives, over queries or heads, or in a norm that is written out, that still."""
 LAYERS = frozenset(
@@ -139,21 +142,17 @@ def _by_place(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]
         name = rule_name(recipe.output_projection)
         out = run.apply(what, op, *inputs, rule=recipe.output_projection, called=name)
         if out.grad_fn is not None:
-            out.grad_fn.metadata[OUTWARD] = _scaled_from(x.grad_fn, x.output_nr), None, ()
+            out.grad_fn.metadata[OUTWARD] = None
         return out
     plain = run.apply(what, op, *inputs, rule=recipe.linear)
-    if recipe.output_projection not in (None, recipe.linear):
-        before = _scaled_from(x.grad_fn, 0)[0]
-        if before is not None and OUTWARD in before.metadata:
-            return _after_projection(run, what, op, inputs, plain, before)
+    if recipe.output_projection not in (None, recipe.linear) and _is_outward(x.grad_fn, [MOST_SUMS]):
+        return _after_projection(run, what, op, inputs, plain)
     return _into_attention(run, what, op, inputs, plain)
 
 
-def _after_projection(
-    run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any], plain: Any, before: Any
-) -> Any:
+def _after_projection(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any], plain: Any) -> Any:
     """A layer of what an output projection gives: the second half of one, if what it gives is added to what another
-    projection makes of the same, as an adapter's is."""
+    projection makes of the same, as an adapter's is. Which of the two is known when they meet."""
     rule = run.recipe.output_projection
     either = _kernels.either(plain, run.apply(what, op, *inputs, rule=rule))
     if run.trace.ran is not None and either.grad_fn is not None:
@@ -163,8 +162,7 @@ def _after_projection(
         if run.recipe.overrides:
             refuse = partial(_overrides.refuse_unmet, run.recipe, run.where(), what, "output_projection")
             choice(either).when_second(refuse)
-        edge, first, choices = before.metadata[OUTWARD]
-        out.grad_fn.metadata[OUTWARD] = edge, before if first is None else first, (*choices, choice(either))
+        out.grad_fn.metadata[OUTWARD] = choice(either)
     return out
 
 
@@ -264,10 +262,12 @@ def multiplied(name: str, out: Any, given: Sequence[Any]) -> None:
     attention weights and something else, it is noted, and a sum of such products is what attention gives, as that of a
     matrix product is."""
     node: Any = getattr(out, "grad_fn", None)
-    if node is None or name not in SPREADING | SUMMING or ATTENDED in node.metadata:
+    if node is None or name not in SPREADING | MAY_ADAPT or ATTENDED in node.metadata:
         return
-    if name in ADDING:
+    if name in MAY_ADAPT and _is_outward(node, [MOST_SUMS]):
         _adapted(node)
+    if name not in SPREADING | SUMMING:
+        return
     tensors = [each for each in tensors_in(given) if each.is_floating_point()]
     summands = [each for each in (tensors[:1] if name == "addcmul" else tensors) if each.grad_fn is not None]
     is_product = name in SPREADING and _spreads(tensors[1:] if name == "addcmul" else tensors, out)
@@ -296,25 +296,38 @@ def multiplied(name: str, out: Any, given: Sequence[Any]) -> None:
 
 def _adapted(node: Any) -> None:
     """A sum of what an output projection makes of a tensor, and other layers after another, is an output projection."""
-    behind = [_scaled_from(*edge)[0] for edge in node.next_functions if edge[0] is not None]
-    if len(behind) != 2 or not all(OUTWARD in each.metadata for each in behind):
-        return
-    (edge, first, choices), (other_edge, other_first, others) = (each.metadata[OUTWARD] for each in behind)
-    if edge != other_edge or (first is None) == (other_first is None) or first is behind[1] or other_first is behind[0]:
-        return
-    for each in (*choices, *others):
-        each.take_second()
-    node.metadata[OUTWARD] = edge, None, ()
+    layers, _ = _adapted_layers(node, [FARTHEST]) or (set[Any](), None)
+    for each in layers:
+        if (its_choice := each.metadata.get(OUTWARD)) is not None:
+            its_choice.take_second()
 
 
-def _scaled_from(node: Any, at: int) -> tuple[Any, int]:
-    """The node, and the place there, of what was scaled at most, or is in another shape or precision."""
-    while node is not None and OUTWARD not in node.metadata and ATTENDED not in node.metadata:
-        edges = [edge for edge in node.next_functions if edge[0] is not None]
-        if len(edges) != 1 or kind(node) not in SCALED:
-            break
-        node, at = edges[0]
-    return node, at
+def _is_projection(node: Any) -> bool:
+    """Whether it is the node of an output projection."""
+    return OUTWARD in node.metadata and node.metadata[OUTWARD] is None
+
+
+def _is_outward(node: Any, left: list[int]) -> bool:
+    """Whether a tensor is what output projections, and layers after them, have made alone, moved and summed at most."""
+    while node is not None and left[0] > 0 and ATTENDED not in node.metadata:
+        if OUTWARD in node.metadata:
+            return True
+        edges = _summands(node)
+        if len(edges) > 1:  # the newest first: a stream of many layers is soon known
+            left[0] -= 1
+            return all(_is_outward(each, left) for each, _ in sorted(edges, key=lambda edge: -edge[0]._sequence_nr()))
+        node = edges[0][0] if edges else None
+    return False
+
+
+def _summands(node: Any) -> list[tuple[Any, int]]:
+    """What a node sums, or writes into another, if that is all it does besides moving and scaling by constants."""
+    edges = [edge for edge in node.next_functions if edge[0] is not None]
+    if kind(node) in MOVES | SUMS | TOTALS | WRITES | CHOICES | {OWN, COPY}:
+        return edges
+    is_scaled = len(edges) == 1 and kind(node) in SCALES
+    is_added = len(edges) == 2 and kind(node) in ADDED and node.next_functions[0][0] is not None
+    return edges if is_scaled or is_added else []
 
 
 def _is_spread(x: Tensor, node: Any) -> bool:
@@ -686,7 +699,8 @@ def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:
     found = [_layers_behind(child, left, of) for child in children]
     together = set().union(*found)
     is_sum = of != SUMMED and name in SUMS and any(each not in (set(), together) for each in found)
-    if is_sum and (adapted := _adapted_layers(node, [FARTHEST])) is not None:
+    may_adapt = of != SUMMED and len(together) > 1 and name in SUMS | ADDED | TOTALS | WRITES
+    if may_adapt and (adapted := _adapted_layers(node, [FARTHEST])) is not None:
         layers, given = adapted
         behind = _layers_behind(given, left) if of == SCORES else set()
         return layers if OTHER in behind else layers | behind
@@ -696,36 +710,32 @@ def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:
 
 
 def _adapted_layers(node: Any, left: list[int]) -> tuple[set[Any], Any] | None:
-    """The layers behind a sum of what one makes of a tensor, and what some make of it one after another, as an adapter
-    of lower rank does, and what they were given; None where something else is added, as that itself. What two make,
-    each by itself, is a stream."""
-    summands = [_made_linearly(edge, left) for edge in node.next_functions if edge[0] is not None]
-    common = set.intersection(*(set(each) for each in summands))
-    found = [([each[edge] for each in summands], edge[0]) for edge in common]
-    adapted = [
-        (set[Any]().union(*each), given) for each, given in found if min(map(len, each)) == 1 < max(map(len, each))
-    ]
+    """The layers behind a sum of what one makes of a tensor, and what others make of it one after another, as an
+    adapter of lower rank does, and what they were given; None where something else is added, as that itself. What two
+    make, each by itself, is a stream."""
+    adapted = []
+    for (given, _), ways in _made_linearly((node, 0), left).items():
+        alone = set[Any]().union(*(way for way in ways if len(way) == 1))
+        after = set[Any]().union(*(way for way in ways if len(way) > 1))
+        is_one = len({getattr(each, "choice", each) for each in alone}) == 1 or all(map(_is_projection, alone))
+        if all(ways) and alone and is_one and after and alone.isdisjoint(after):
+            adapted.append((alone | after, given))
     return min(adapted, key=lambda each: len(each[0]), default=None)
 
 
-def _made_linearly(made: tuple[Any, int], left: list[int]) -> dict[tuple[Any, int], set[Any]]:
-    """What a tensor was made of by layers and scalings alone, and the layers that are between."""
-    node, found = made[0], {made: set[Any]()}
+def _made_linearly(made: tuple[Any, int], left: list[int]) -> dict[tuple[Any, int], list[frozenset[Any]]]:
+    """What a tensor was made of by layers, moves, scalings and sums alone, and the layers on each way there."""
+    node, found = made[0], {made: [frozenset[Any]()]}
     left[0] -= 1
     if left[0] < 0:
         return found
-    edges = [edge for edge in node.next_functions if edge[0] is not None]
-    if kind(node) == "_Either" or LINEAR in node.metadata:
+    if kind(node) == "_Either" or LINEAR in node.metadata or OUTWARD in node.metadata:
         edge = node.metadata[_origins.OWN][1]
         behind = _made_linearly(edge, left) if edge is not None else {}
-        return found | {before: {node} | layers for before, layers in behind.items()}
-    if kind(node) in SUMS and len(edges) > 1:
-        each = [_made_linearly(edge, left) for edge in edges]
-        common = set.intersection(*(set(one) for one in each))
-        return found | {before: set().union(*(one[before] for one in each)) for before in common}
-    if len(edges) == 1 and kind(node) in SCALED | SUMS:
-        return found | _made_linearly(edges[0], left)
-    return found
+        return found | {before: [way | {node} for way in ways] for before, ways in behind.items()}
+    each = [_made_linearly(edge, left) for edge in _summands(node)]
+    common = set.intersection(*(set(one) for one in each)) if each else ()
+    return found | {before: [way for one in each for way in one[before]] for before in common}
 
 
 def _pairs(node: Any) -> bool:
