@@ -557,6 +557,17 @@ TWICE: dict[str, tuple[Of, Of]] = {
     "a square": (lambda y: y() * y(), lambda y: y().square()),
     "a gelu": (lambda y: 0.5 * y() * (1 + torch.erf(y() / 2**0.5)), lambda y: F.gelu(y())),
     "a gelu, from the right": (lambda y: (1 + torch.erf(2**-0.5 * y())) / 2 * y(), lambda y: F.gelu(y())),
+    "a gelu with a sum": (
+        lambda y: 0.5 * y() * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (y() + 0.044715 * y() ** 3))),
+        lambda y: F.gelu(y(), approximate="tanh"),
+    ),
+    "a relu by a choice": (lambda y: torch.where(y() > 0, y(), 0.0), lambda y: y().relu()),
+    "a relu by a mask": (lambda y: y() * (y() > 0), lambda y: y().relu()),
+    "a relu by a filling": (lambda y: y().masked_fill(y() < 0, 0.0), lambda y: y().relu()),
+    "a leaky relu": (lambda y: torch.maximum(y(), 0.1 * y()), lambda y: F.leaky_relu(y(), 0.1)),
+    "a relu by a sum": (lambda y: (y() + y().abs()) / 2, lambda y: y().relu()),
+    "pieces": (lambda y: torch.where(y() > 0, y(), y().exp() - 1), lambda y: F.elu(y())),
+    "masked pieces": (lambda y: y().relu() + (y().exp() - 1) * (y() <= 0), lambda y: F.elu(y())),
 }
 
 
@@ -565,7 +576,8 @@ TWICE: dict[str, tuple[Of, Of]] = {
 def test_what_is_computed_twice_is_one(name: str, recipe: str) -> None:
     twice, once = TWICE[name]
     weight, bias = EYE + 0.3, noise(WIDTH, seed=3)
-    for of in (lambda a: F.linear(a, weight, bias), lambda a: F.linear(a, weight), lambda a: a[..., :WIDTH]):
+    layers = (lambda a: F.linear(a, weight, bias), lambda a: F.linear(a, weight))
+    for of in (*layers, lambda a: a[..., :WIDTH], lambda a: a.roll(1, 1)):
         agree(lambda a, b, _, of=of: twice(lambda: of(a)) * b, lambda a, b, _, of=of: once(lambda: of(a)) * b, recipe)
 
 
@@ -633,6 +645,7 @@ def test_exponentials_as_values_before_the_division_are_refused() -> None:
 
 AFTER_A_MOVE: dict[str, Of] = {
     "cut": lambda a: a.relu().mT.sigmoid().mT,
+    "shrunk": lambda a: F.hardshrink(a, 0.1).mT.sigmoid().mT,
     "cut, and a part": lambda a: F.pad(torch.exp(F.hardswish(4 * a)[..., :2]), (0, 2)),
     "shifted, and cut": lambda a: (a + 1).mT.contiguous().relu().mT,
     "shifted, and squared": lambda a: (a + 1).view(-1).square().view(a.shape),

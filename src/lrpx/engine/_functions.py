@@ -280,6 +280,8 @@ def _is_forgotten(x: Tensor) -> bool:
 
 FAR = 5.0
 """How far from zero it is asked what a function gives."""
+PARTS = (1.0, -1.0, 2.0**-5, -(2.0**-5), 2.0**-10, -(2.0**-10))
+"""Of which parts of that it is asked whether nothing is left: a ReLU leaves nothing far off, a shrinkage near by."""
 
 
 def _was_moved(run: Any, op: Op, f: Function, kind: int = CURVED) -> bool:
@@ -317,7 +319,7 @@ def _is_one_with(way: _moved.Way, op: Op, f: Function) -> bool:
     like = node._input_metadata[place]
     with _disable_current_modes():
         far = single(like, FAR)
-        is_cut = any(bool((way.op(each) == 0).any()) for each in (far, -far))
+        is_cut = any(bool((way.op(far * part) == 0).any()) for part in PARTS)
         whole, zero = _then(f.op, op), single(f.root, 0)
         return is_cut and bool((whole(zero).abs() > GUARD * whole(zero + 1).abs()).any())
 
@@ -471,6 +473,11 @@ def _is_one(a: Tensor, b: Tensor) -> bool:
     if base is None or (base is not b._base and base is not b):
         return _moved.are_twins(a, b)
     return a.shape == b.shape and a.stride() == b.stride() and a.storage_offset() == b.storage_offset()
+
+
+def is_same(a: Tensor, b: Tensor) -> bool:
+    """Whether two are one tensor, or one that was moved alike twice, ``x.roll(1)`` and ``x.roll(1)``."""
+    return _is_one(a, b) or _moved.are_moved_alike(a, b)
 
 
 def _moved_of_one(run: Any, a: Tensor, b: Tensor) -> tuple[Function, Function] | None:
@@ -695,7 +702,7 @@ def mark_chosen(run: Any, out: Tensor, parts: Sequence[Tensor], choose: Op) -> b
     if not parts or not all(map(carries, parts)):
         return False
     known = [function_of(each) or Function(each) for each in parts]
-    if any(f.root is not known[0].root for f in known) or all(f.op is None for f in known):
+    if not all(is_same(f.root, known[0].root) for f in known) or all(f.op is None for f in known):
         return False
     mark_function(
         run, out, Function(known[0].root, CURVED, op=_all(lambda *given: choose(torch.stack(given), 0), known))
@@ -764,9 +771,10 @@ def merged(out: Tensor, op: Op, *parts: Tensor) -> Tensor:
     if not any(functions) or any(map(is_parameter, parts)):
         return out
     known = [f or Function(x) for f, x in zip(functions, parts, strict=True)]
-    if all(f.root is known[0].root for f in known):
+    root = next(f.root for f in functions if f)  # which the run may have kept
+    if all(is_same(f.root, root) for f in known):
         kind, is_exact = max(f.kind for f in known), all(f.exact for f in known)
-        write_note(out, Function(known[0].root, kind, is_exact, _all(op, known)))
+        write_note(out, Function(root, kind, is_exact, _all(op, known)))
     return out
 
 

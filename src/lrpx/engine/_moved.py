@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx.engine._exponentials import Note
-from lrpx.engine._nodes import FUNCTION, SUMS, kind
+from lrpx.engine._nodes import FUNCTION, SUMS, hooks_of_saved, kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -245,6 +245,31 @@ def are_numbered_alike(one: Way, other: Way, like: Tensor) -> bool:
     # a layer runs again in a backward pass, where nodes hand back what this pass asks for, and nothing else
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(compare).result()
+
+
+def are_moved_alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are one that was moved twice, alike, and nothing else was done with."""
+    if a.shape != b.shape or a.grad_fn is None or b.grad_fn is None:
+        return False
+    one, other = _moves(a), _moves(b)
+    if not one.moves or not other.moves or a._version or b._version:
+        return False
+    is_one = are_in_one_place(one, other)
+    return are_numbered_alike(one, other, like=a) if is_one is None and not _is_hooked(one, other) else bool(is_one)
+
+
+def _moves(x: Tensor) -> Way:
+    node, place = x.grad_fn, x.output_nr
+    moves: list[Edge] = []
+    while node is not None and kind(node) in MOVES and len(moves) < FARTHEST:
+        moves.append((node, place))
+        node, place = node.next_functions[0]
+    return Way((node, place), moves)
+
+
+def _is_hooked(*ways: Way) -> bool:
+    """Whether a checkpoint would have to run again to tell."""
+    return hooks_of_saved(False) is not None and are_kept(*ways)
 
 
 def _handed_back(moves: Sequence[Edge], numbers: Tensor) -> Tensor:

@@ -74,9 +74,13 @@ def _chosen_by_sign(where: Any, a: Any, b: Any) -> Tensor | None:
     scalings = [function_of(each) or Function(each) for each in (a, b) if carries(each)]
     is_zero = [not (each.any() if isinstance(each, Tensor) else each) for each in (a, b) if not carries(each)]
     root = scalings[0].root
-    if not all(is_zero) or any(f.root is not root or f.kind != LINEAR or not f.exact for f in scalings):
+    if not all(is_zero) or not _are_scalings(root, scalings):
         return None
     return root if root.shape == x.shape == where.shape and _tells_signs(where, root) else None
+
+
+def _are_scalings(root: Tensor, functions: list[Function]) -> bool:
+    return all(f.kind == LINEAR and f.exact and _functions.is_same(f.root, root) for f in functions)
 
 
 def _finds_relus(run: Any) -> bool:
@@ -92,8 +96,8 @@ def _tells_signs(mask: Any, x: Tensor) -> bool:
     root, again = _steps.step_of(mask)
     if root is None or again is None:
         return False
-    f = Function(x) if root is x else function_of(root)
-    if f is None or f.root is not x:
+    f = Function(x) if _functions.is_same(root, x) else function_of(root)
+    if f is None or not _functions.is_same(f.root, x):
         return False
     with _disable_current_modes():
         if f.kind == LINEAR and f.exact:
@@ -160,8 +164,8 @@ def _of_step(x: Tensor, mask: Any, op: Callable[..., Any]) -> Function | None:
     f, (of, again) = function_of(x) or Function(x), _steps.step_of(mask)
     if of is None or again is None:
         return None
-    asked = None if of is f.root else function_of(of)
-    if of is not f.root and (asked is None or asked.op is None or asked.root is not f.root):
+    asked = None if _functions.is_same(of, f.root) else function_of(of) or Function(of)
+    if asked is not None and (asked.op is None or not _functions.is_same(asked.root, f.root)):
         return None
     before, at = f.op, None if asked is None else asked.op
 
@@ -268,7 +272,7 @@ def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return run.computed(out, *given)
     if _finds_relus(run) and type(out) is Tensor:
         scalings = [function_of(each) or Function(each) for each in given if carries(each)]
-        is_of_one = all(f.root is scalings[0].root and f.kind == LINEAR and f.exact for f in scalings)
+        is_of_one = _are_scalings(scalings[0].root, scalings)
         is_one = is_of_one and len(scalings) == 2 and torch.equal(*given)
         if is_of_one and not is_one and not any(bool(each.any()) for each in given if not carries(each)):
             return kinked(run, out, scalings[0].root)
