@@ -552,6 +552,12 @@ def test_a_sum_of_functions_that_were_moved_is_one(recipe: str) -> None:
     agree(lambda a, b, _: ((a.mT.contiguous() + a.abs().mT).mT / 2 * b).contiguous(), gated(F.relu), recipe)
 
 
+@pytest.mark.parametrize("recipe", [*RECIPES.values(), *PLAIN.values()], ids=lambda recipe: recipe.name)
+def test_what_was_added_to_itself_and_moved_is_that_twice(recipe: lrpx.Recipe) -> None:
+    moved = lambda a, b, _: ((a + a).mT * a.tanh().mT).mT * b  # noqa: E731
+    near(moved, gated(lambda a: 2 * a * a.tanh()), recipe)
+
+
 TWICE: dict[str, tuple[Of, Of]] = {
     "a layer": (lambda y: y() * y().sigmoid(), lambda y: F.silu(y())),
     "a square": (lambda y: y() * y(), lambda y: y().square()),
@@ -619,6 +625,27 @@ OTHERS: dict[str, tuple[Of, Of]] = {
 def test_another_product_with_a_function_of_one_of_its_factors(name: str, recipe: str) -> None:
     one, other = OTHERS[name]
     agree(lambda a, b, _: one(a, b), lambda a, b, _: other(a, b), recipe)
+
+
+CUT_OFF: dict[str, Of] = {
+    "by a mask": lambda y: y * (y > 0),
+    "by a choice": lambda y: torch.where(y > 0, y, 0.0),
+    "by a filling": lambda y: (z := y * 1).masked_fill_(z < 0, 0.0),
+    "by the larger": lambda y: torch.maximum(y, torch.zeros_like(y)),
+}
+
+
+@pytest.mark.parametrize("recipe", [*RECIPES.values(), *PLAIN.values()], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("name", CUT_OFF)
+def test_a_relu_of_a_function_that_is_written_out_is_a_function_of_what_that_is(name: str, recipe: lrpx.Recipe) -> None:
+    for of in (torch.tanh, F.silu, F.relu, lambda a: 2 * a.tanh()):
+        cut = lambda a, of=of: CUT_OFF[name](of(a))  # noqa: E731
+        near(
+            lambda a, b, _, cut=cut: cut(a) * a.sigmoid() * b,
+            gated(lambda a, of=of: of(a).relu() * a.sigmoid()),
+            recipe,
+        )
+        near(lambda a, b, _, cut=cut: cut(a).sigmoid() * b, gated(lambda a, of=of: of(a).relu().sigmoid()), recipe)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -88,7 +88,8 @@ def write_note(out: Tensor, f: Function) -> None:
     setattr(out, FUNCTION, Note((out._version, (lambda: root) if is_kept else ref(root), root._version, *f[1:])))
 
 
-def _then(before: Op | None, op: Noted) -> Op:
+def then(before: Op | None, op: Noted) -> Op:
+    """``op`` of what ``before`` gives."""
     last = _moved.callable_of(op)
     return last if before is None else _moved.masking(lambda root: last(before(root)), before, last)
 
@@ -102,7 +103,7 @@ def linked(out: Tensor, x: Tensor, op: Noted, kind: int = LINEAR, exact: bool = 
             if kind != LINEAR or not exact or _moved.is_scaling(op, out):
                 _moved.note(out, x, kind, exact, op)
         else:
-            write_note(out, Function(f.root, max(kind, f.kind), exact and f.exact, _then(f.op, op)))
+            write_note(out, Function(f.root, max(kind, f.kind), exact and f.exact, then(f.op, op)))
     return out
 
 
@@ -245,7 +246,7 @@ def activation(run: Any, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
     if found is not None and not (found.exact and found.kind == LINEAR) and run.recipe.activation not in PARTWISE:
         value = op(x.detach())
         if fits(value, found.root):
-            return as_whole(run, found.root, value, _then(found.op, op), max(kind, found.kind))
+            return as_whole(run, found.root, value, then(found.op, op), max(kind, found.kind))
     y = curved(run, run.apply("activation", op, x), x, op, kind)
     _exponentials.mark_merging(run, y, x, least=2)
     is_shift = found is not None and not found.exact  # 1 + exp(x), a function of which is no exponential
@@ -269,7 +270,7 @@ def _is_lost(run: Any, op: Op, f: Function) -> bool:
     if not run.recipe.strict or run.recipe.activation in PARTWISE or getattr(f.root, CUT) != f.root._version:
         return False
     with _disable_current_modes():
-        return bool(_then(f.op, op)(single(f.root, 0)).any())
+        return bool(then(f.op, op)(single(f.root, 0)).any())
 
 
 def _is_forgotten(x: Tensor) -> bool:
@@ -320,7 +321,7 @@ def _is_one_with(way: _moved.Way, op: Op, f: Function) -> bool:
     with _disable_current_modes():
         far = single(like, FAR)
         is_cut = any(bool((way.op(far * part) == 0).any()) for part in PARTS)
-        whole, zero = _then(f.op, op), single(f.root, 0)
+        whole, zero = then(f.op, op), single(f.root, 0)
         return is_cut and bool((whole(zero).abs() > GUARD * whole(zero + 1).abs()).any())
 
 
@@ -333,7 +334,7 @@ def _is_steeper(way: _moved.Way, op: Op, f: Function) -> bool:
     constant, as it would not take the whole."""
     if way.op is None or way.kind == LINEAR:
         return False
-    (node, place), x, whole = way.end, f.root.detach(), _then(f.op, op)
+    (node, place), x, whole = way.end, f.root.detach(), then(f.op, op)
     like = node._input_metadata[place]
     with _disable_current_modes():
         if type(x) is not Tensor or not bool((rules.is_steep(whole(x), x) & (x != 0)).any()):
@@ -505,7 +506,7 @@ def _same(x: Tensor) -> Tensor:
 
 
 def _after(before: Op | None, op: Op | None) -> Op | None:
-    return before if op is None else _then(before, op)
+    return before if op is None else then(before, op)
 
 
 def _both(op: Op, f: Function, g: Function) -> Op:
@@ -748,7 +749,7 @@ def _mark_shifted(run: Any, out: Tensor, x: Tensor) -> None:
 def _shifted_in_place(x: Tensor, was: Function, op: Op) -> None:
     """A number was added to ``x`` in place: what was known of it until then is known of what it was."""
     is_guarded = _is_guarded(was, op)
-    write_note(x, Function(was.root, was.kind, is_guarded, _then(was.op, op)))
+    write_note(x, Function(was.root, was.kind, is_guarded, then(was.op, op)))
     _exponentials.changed(x, op, is_exponential=is_guarded)
 
 

@@ -95,7 +95,7 @@ def note(out: Tensor, root: Tensor, kind: int, exact: bool, op: Noted | None) ->
 def is_scaling(op: Noted, out: Tensor) -> bool:
     """Whether ``op``, which has made ``out``, scales by a number, or turns the sign: it commutes with moves."""
     if not isinstance(op, tuple):
-        return out.grad_fn is not None and kind(out.grad_fn) == "Neg"
+        return out.grad_fn is not None and kind(out.grad_fn) in ("Neg", "Add")  # `x + x`
     other = op[1]
     return isinstance(other, int | float) or (isinstance(other, Tensor) and other.numel() == 1)
 

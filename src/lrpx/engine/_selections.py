@@ -133,8 +133,9 @@ def kinked(run: Any, out: Tensor, root: Tensor, x: Tensor | None = None, mask: T
             return torch.where(x > 0, up * x, down * x)
 
         _functions.refuse_moved(run, relu, Function(root))
-        run.keep_root(root)
-        _functions.write_note(out, Function(root, CURVED, op=relu))
+        f = function_of(root) or Function(root)
+        run.keep_root(f.root)
+        _functions.write_note(out, Function(f.root, max(CURVED, f.kind), f.exact, _functions.then(f.op, relu)))
     return mark_relu(run.recipe, out, root if x is None else x)
 
 
@@ -235,7 +236,12 @@ def _is_zero(value: Any) -> bool:
 def written_zeros(run: Any, x: Tensor, mask: Any, *, in_place: bool) -> Tensor | None:
     """The same, of what zeros will be written into; a copy of ``x``, if it is changed."""
     root = masked_by_sign(run, x, mask)
-    return x.clone() if root is x and in_place else root
+    if root is not x or root is None or not in_place:
+        return root
+    copy: Tensor = x.clone()
+    if (found := function_of(x)) is not None:
+        _functions.write_note(copy, found)
+    return copy
 
 
 def filled(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -274,8 +280,11 @@ def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         scalings = [function_of(each) or Function(each) for each in given if carries(each)]
         is_of_one = _are_scalings(scalings[0].root, scalings)
         is_one = is_of_one and len(scalings) == 2 and torch.equal(*given)
-        if is_of_one and not is_one and not any(bool(each.any()) for each in given if not carries(each)):
+        has_zeros = not any(bool(each.any()) for each in given if not carries(each))
+        if is_of_one and not is_one and has_zeros:
             return kinked(run, out, scalings[0].root)
+        if len(scalings) == 1 and has_zeros:  # and a function
+            return kinked(run, out, next(filter(carries, given)))
         if not is_one and all(map(carries, given)):
             made = _functions.in_pieces(run, out, func, *given, least=CURVED)
             return told(run.recipe, made) if gate_strength(made) else made  # and no weaker than one of them
