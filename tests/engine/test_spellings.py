@@ -583,7 +583,13 @@ def test_what_is_computed_twice_is_one(name: str, recipe: str) -> None:
     twice, once = TWICE[name]
     weight, bias = EYE + 0.3, noise(WIDTH, seed=3)
     layers = (lambda a: F.linear(a, weight, bias), lambda a: F.linear(a, weight))
-    for of in (*layers, lambda a: a[..., :WIDTH], lambda a: a.roll(1, 1)):
+    moves = (
+        lambda a: a[..., :WIDTH],
+        lambda a: a.roll(1, 1),
+        lambda a: a.mT.clone().mT.clone(),
+        lambda a: (2 * a).flip(1),
+    )
+    for of in (*layers, *moves):
         agree(lambda a, b, _, of=of: twice(lambda: of(a)) * b, lambda a, b, _, of=of: once(lambda: of(a)) * b, recipe)
 
 

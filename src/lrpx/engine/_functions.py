@@ -149,7 +149,7 @@ def scaled_by(run: Any, out: Tensor, x: Tensor, constant: Any, op: tuple[Op, Any
 
     What a number scales is kept for a function of that: ``erf(x[:, :4] / √2)`` is one of the part of ``x``.
     """
-    if getattr(x, FUNCTION, None) is None:
+    if getattr(x, FUNCTION, None) is None or function_of(x) is None:
         if type(constant) is float or type(constant) is int:
             run.keep_root(x)
         elif _moved.is_moved_or_joined(x):

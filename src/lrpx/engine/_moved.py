@@ -161,7 +161,7 @@ def way(x: Tensor) -> Way:
     return _way(x.grad_fn, x.output_nr)
 
 
-def _way(node: Any, place: int) -> Way:
+def _way(node: Any, place: int, is_passed: Callable[[int, bool, Op | None], bool] | None = None) -> Way:
     moves: list[Edge] = []
     ops: list[Op] = []
     of, is_exact = 0, True
@@ -170,10 +170,13 @@ def _way(node: Any, place: int) -> Way:
             break
         noted = node.metadata.get(FUNCTION)
         if noted is not None:
-            (node, place), its_kind, its_exact, op = noted
-            of, is_exact = max(of, its_kind), is_exact and its_exact
-            if op is not None:
-                ops.append(callable_of(op))
+            before, its_kind, its_exact, op = noted
+            its_op = None if op is None else callable_of(op)
+            if is_passed is not None and not is_passed(its_kind, its_exact, its_op):
+                break
+            (node, place), of, is_exact = before, max(of, its_kind), is_exact and its_exact
+            if its_op is not None:
+                ops.append(its_op)
         elif kind(node) in MOVES and (child := node.next_functions[0])[0] is not None:
             moves.append((node, place))
             node, place = child
@@ -248,23 +251,28 @@ def are_numbered_alike(one: Way, other: Way, like: Tensor) -> bool:
 
 
 def are_moved_alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are one that was moved twice, alike, and nothing else was done with."""
+    """Whether two tensors are one that was moved twice, alike, and scaled by the same number perhaps; and nothing else
+    was done with."""
     if a.shape != b.shape or a.grad_fn is None or b.grad_fn is None:
         return False
-    one, other = _moves(a), _moves(b)
-    if not one.moves or not other.moves or a._version or b._version:
+    one, other = _scaled(a), _scaled(b)
+    if not one.moves or not other.moves or a._version or b._version or not _are_scaled_alike(one, other):
         return False
     is_one = are_in_one_place(one, other)
     return are_numbered_alike(one, other, like=a) if is_one is None and not _is_hooked(one, other) else bool(is_one)
 
 
-def _moves(x: Tensor) -> Way:
-    node, place = x.grad_fn, x.output_nr
-    moves: list[Edge] = []
-    while node is not None and kind(node) in MOVES and len(moves) < FARTHEST:
-        moves.append((node, place))
-        node, place = node.next_functions[0]
-    return Way((node, place), moves)
+def _scaled(x: Tensor) -> Way:
+    """What ``x`` was moved from, as far as it is that, so many times."""
+    return _way(x.grad_fn, x.output_nr, lambda kind, exact, op: not kind and exact and not getattr(op, MASKING, False))
+
+
+def _are_scaled_alike(one: Way, other: Way) -> bool:
+    if one.op is other.op is None:
+        return True
+    with _disable_current_modes(), torch.no_grad():
+        once = torch.ones((), dtype=torch.float64)
+        return len({once.item() if each.op is None else each.op(once).item() for each in (one, other)}) == 1
 
 
 def _is_hooked(*ways: Way) -> bool:
