@@ -655,6 +655,16 @@ def test_a_relu_of_a_function_that_is_written_out_is_a_function_of_what_that_is(
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+def test_numbers_beside_what_a_cosine_compares_belong_to_its_lengths(recipe: str) -> None:
+    """As a memory's rows are addressed."""
+    near = lambda a, b: F.cosine_similarity(a, b, dim=-1).softmax(-1)  # noqa: E731
+    guarded = lambda a, b, c: near(a + 1e-16, b[:, :1] + 1e-16)[..., None] * c  # noqa: E731
+    agree(guarded, lambda a, b, c: near(a, b[:, :1])[..., None] * c, recipe)
+    shifted = lambda a, b, c: near(a + 0.5, b[:, :1])[..., None] * c  # noqa: E731
+    agree(shifted, lambda a, b, c: near(a + 0.5, b[:, :1].expand(a.shape))[..., None] * c, recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_layers_that_differ_are_two(recipe: str) -> None:
     weight, bias, other = EYE + 0.3, noise(WIDTH, seed=3), noise(WIDTH, seed=4)
     apart = lambda a, b, _: F.linear(a, weight, bias) * F.linear(a, weight, other).sigmoid() * b  # noqa: E731

@@ -31,13 +31,17 @@ def _cosine(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     value = func(*detached(a, b), dim, eps)
     if not any_carries((a, b)):
         return value
-    a, b = torch.broadcast_tensors(a, b)  # type: ignore[no-untyped-call]
-    found = product(run, torch.mul, (a, b if a is not b else b.view_as(b)), {}).sum(dim)
-    for x in (a, b):
-        length = HANDLERS["deviation"](run, torch.linalg.vector_norm, (x,), {"dim": dim})
+    given, (a, b) = (a, b), torch.broadcast_tensors(a, b)  # type: ignore[no-untyped-call]
+    if dim >= 0:
+        dim -= a.ndim
+    found = product(run, torch.mul, (a, b if a is not b else b.view_as(b)), {}).sum(dim, keepdim=True)
+    for own, x in zip(given, (a, b), strict=True):
+        if own.ndim >= -dim and own.shape[dim] == x.shape[dim]:
+            x = own  # a number that was added to it belongs to its length
+        length = HANDLERS["deviation"](run, torch.linalg.vector_norm, (x,), {"dim": dim, "keepdim": True})
         length = torch.where(length < eps, eps, length)
         found = HANDLERS["div"](run, torch.div, (found, length), {})
-    return rules.with_gradient_of(value, found)
+    return rules.with_gradient_of(value, found.squeeze(dim))
 
 
 def _pairwise(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
