@@ -655,6 +655,17 @@ def test_a_relu_of_a_function_that_is_written_out_is_a_function_of_what_that_is(
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+def test_a_sum_of_functions_of_a_function_that_was_moved_twice_is_one(recipe: str) -> None:
+    def twice(a: Tensor, b: Tensor, _: Tensor) -> Tensor:
+        y = a.clamp(-1, 1)
+        return (F.silu(y.flip(-1)) - y.flip(-1) / 3) * b
+
+    agree(twice, lambda a, b, _: (lambda y: F.silu(y) - y / 3)(a.clamp(-1, 1).flip(-1)) * b, recipe)
+    kept = lambda a, b, _: (lambda y: (F.silu(y) - y / 3) * b)(a.clamp(-1, 1).flip(-1))  # noqa: E731
+    agree(twice, kept, recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_numbers_beside_what_a_cosine_compares_belong_to_its_lengths(recipe: str) -> None:
     """As a memory's rows are addressed."""
     near = lambda a, b: F.cosine_similarity(a, b, dim=-1).softmax(-1)  # noqa: E731

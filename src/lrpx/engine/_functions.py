@@ -487,6 +487,8 @@ def _moved_of_one(run: Any, a: Tensor, b: Tensor) -> tuple[Function, Function] |
     if a.shape != b.shape:
         return None
     f, g = (function_of(each) or Function(each) for each in (a, b))
+    if f.root is not g.root and _moved.are_moved_alike(f.root, g.root):
+        return f, g._replace(root=f.root)
     of_f, of_g = _moved.way(f.root), _moved.way(g.root)
     is_one = _moved.are_in_one_place(of_f, of_g)
     if is_one is None and run.has_hooks and _moved.are_kept(of_f, of_g):

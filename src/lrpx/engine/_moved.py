@@ -272,7 +272,8 @@ def _are_scaled_alike(one: Way, other: Way) -> bool:
         return True
     with _disable_current_modes(), torch.no_grad():
         once = torch.ones((), dtype=torch.float64)
-        return len({once.item() if each.op is None else each.op(once).item() for each in (one, other)}) == 1
+        times = [once if each.op is None else each.op(once) for each in (one, other)]
+        return all(each.numel() == 1 for each in times) and len({each.item() for each in times}) == 1
 
 
 def _is_hooked(*ways: Way) -> bool:
