@@ -768,6 +768,26 @@ def test_a_layer_and_its_adapters_are_one_projection(recipe: Recipe, name: str, 
     assert torch.allclose(*found, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("how", ADAPTED)
+@pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
+def test_a_layer_behind_the_output_projection_is_none_with_adapters_beside_it(recipe: Recipe, how: str) -> None:
+    """As Zamba 2 has it behind a norm, or a head behind attention that pools."""
+    recipe = replace(recipe, input_projection=Epsilon(0.2), output_projection=Epsilon(0.4))
+    named = replace(recipe, input_projection=None, output_projection=None)
+    for path in "qkv":
+        named = named.at(path, linear=recipe.input_projection)
+    named = named.at("o", linear=recipe.output_projection)
+    model = Roles("by distance")
+    model.made, model.into[1] = lambda m, x: m.into[1](attention(m, m.into[0](x))), Adapted(how)
+    x = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    model, found = model.double(), []
+    for each in (recipe, named):
+        with propagate(model, each) as trace:
+            trace.explain(model(x)[0, -1, 1])
+        found.append(trace.relevance("x"))
+    assert torch.allclose(*found, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", ROLES)
 @pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
 def test_attention_weighs_places(recipe: Recipe, name: str) -> None:

@@ -296,7 +296,7 @@ def multiplied(name: str, out: Any, given: Sequence[Any]) -> None:
 
 def _adapted(node: Any) -> None:
     """A sum of what an output projection makes of a tensor, and other layers after another, is an output projection."""
-    layers, _ = _adapted_layers(node, [FARTHEST]) or (set[Any](), None)
+    layers, _ = _adapted_layers(node, [FARTHEST], is_outward=True) or (set[Any](), None)
     for each in layers:
         if (its_choice := each.metadata.get(OUTWARD)) is not None:
             its_choice.take_second()
@@ -709,15 +709,17 @@ def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:
     return together
 
 
-def _adapted_layers(node: Any, left: list[int]) -> tuple[set[Any], Any] | None:
+def _adapted_layers(node: Any, left: list[int], *, is_outward: bool = False) -> tuple[set[Any], Any] | None:
     """The layers behind a sum of what one makes of a tensor, and what others make of it one after another, as an
     adapter of lower rank does, and what they were given; None where something else is added, as that itself. What two
-    make, each by itself, is a stream."""
+    make, each by itself, is a stream. ``is_outward``: only where what the others are added to are output projections;
+    beside another layer, such as the head, an adapter is as that layer is."""
     adapted = []
     for (given, _), ways in _made_linearly((node, 0), left).items():
         alone = set[Any]().union(*(way for way in ways if len(way) == 1))
         after = set[Any]().union(*(way for way in ways if len(way) > 1))
-        is_one = len({getattr(each, "choice", each) for each in alone}) == 1 or all(map(_is_projection, alone))
+        is_one = not is_outward and len({getattr(each, "choice", each) for each in alone}) == 1
+        is_one |= all(map(_is_projection, alone))
         if all(ways) and alone and is_one and after and alone.isdisjoint(after):
             adapted.append((alone | after, given))
     return min(adapted, key=lambda each: len(each[0]), default=None)
