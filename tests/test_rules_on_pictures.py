@@ -768,6 +768,29 @@ def test_a_layer_and_its_adapters_are_one_projection(recipe: Recipe, name: str, 
     assert torch.allclose(*found, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("other", [Gamma(1.0), Epsilon(0.4)], ids=["gamma", "that of projections"])
+@pytest.mark.parametrize("path", ["o.up", "o.down", "o.other_up", "q.up", "q.down"])
+def test_another_rule_for_a_part_of_a_projection_leaves_the_others_theirs(path: str, other: Epsilon | Gamma) -> None:
+    """Also where it takes the rule for projections away there."""
+    recipe = replace(ATTNLRP_VIT, input_projection=Epsilon(0.2), output_projection=Epsilon(0.4))
+    named = replace(recipe, input_projection=None, output_projection=None)
+    for each in "qkv":
+        named = named.at(each, linear=recipe.input_projection)
+    named = named.at("o", linear=recipe.output_projection).at(path, linear=other)
+    place = "output_projection" if path.startswith("o") else "input_projection"
+    model = Roles("by distance")
+    model.made = attention
+    for each in "qkvo":
+        setattr(model, each, Adapted("two"))
+    x = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    model, found = model.double(), []
+    for each in (recipe.at(path, linear=other, **{place: None}), named):
+        with propagate(model, each) as trace:
+            trace.explain(model(x)[0, -1, 1])
+        found.append(trace.relevance("x"))
+    assert torch.allclose(*found, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("how", ADAPTED)
 @pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
 def test_a_layer_behind_the_output_projection_is_none_with_adapters_beside_it(recipe: Recipe, how: str) -> None:

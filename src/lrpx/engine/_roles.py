@@ -135,34 +135,39 @@ def layer(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) ->
 
 
 def _by_place(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-    """A linear layer under the rule for where it is to attention."""
+    """A linear layer under the rule for where it is to attention. What it is, is noted where its module has no rule for
+    that, too: others of the projection that it is a part of may have one."""
     recipe, x = run.recipe, inputs[0]
-    if recipe.output_projection is not None and _reaches(x, ATTENDED):
+    is_outward = run.asks_for_places and _reaches(x, ATTENDED)
+    if is_outward and recipe.output_projection is not None:
         _overrides.refuse_unmet(recipe, run.where(), what, "output_projection")
         name = rule_name(recipe.output_projection)
         out = run.apply(what, op, *inputs, rule=recipe.output_projection, called=name)
-        if out.grad_fn is not None:
-            out.grad_fn.metadata[OUTWARD] = None
-        return out
-    plain = run.apply(what, op, *inputs, rule=recipe.linear)
-    if recipe.output_projection not in (None, recipe.linear) and _is_outward(x.grad_fn, [MOST_SUMS]):
-        return _after_projection(run, what, op, inputs, plain)
-    return _into_attention(run, what, op, inputs, plain)
+    else:
+        plain = run.apply(what, op, *inputs, rule=recipe.linear)
+        if run.asks_for_places and not is_outward and _is_outward(x.grad_fn, [MOST_SUMS]):
+            return _after_projection(run, what, op, inputs, plain)
+        out = _into_attention(run, what, op, inputs, plain)
+    if is_outward and out.grad_fn is not None:
+        out.grad_fn.metadata[OUTWARD] = None
+    return out
 
 
 def _after_projection(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any], plain: Any) -> Any:
     """A layer of what an output projection gives: the second half of one, if what it gives is added to what another
     projection makes of the same, as an adapter's is. Which of the two is known when they meet."""
     rule = run.recipe.output_projection
-    either = _kernels.either(plain, run.apply(what, op, *inputs, rule=rule))
-    if run.trace.ran is not None and either.grad_fn is not None:
-        run.may_be_renamed(either.grad_fn, rule_name(rule))
-    out = _into_attention(run, what, op, inputs, either)
-    if out.grad_fn is not None and either.grad_fn is not None:
-        if run.recipe.overrides:
-            refuse = partial(_overrides.refuse_unmet, run.recipe, run.where(), what, "output_projection")
-            choice(either).when_second(refuse)
-        out.grad_fn.metadata[OUTWARD] = choice(either)
+    if rule in (None, run.recipe.linear):
+        out, its_choice = _into_attention(run, what, op, inputs, plain), _kernels.Choice()
+    else:
+        either = _kernels.either(plain, run.apply(what, op, *inputs, rule=rule))
+        if run.trace.ran is not None and either.grad_fn is not None:
+            run.may_be_renamed(either.grad_fn, rule_name(rule))
+        out, its_choice = _into_attention(run, what, op, inputs, either), choice(either)
+        if its_choice is not None and run.recipe.overrides:
+            its_choice.when_second(partial(_overrides.refuse_unmet, run.recipe, run.where(), what, "output_projection"))
+    if out.grad_fn is not None and its_choice is not None:
+        out.grad_fn.metadata[OUTWARD] = its_choice
     return out
 
 
