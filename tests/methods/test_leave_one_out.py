@@ -19,6 +19,7 @@ from lrpx.coverage._tiny import tiny_model
 from lrpx.errors import MethodError, ModelError, NonFiniteError, TargetError
 from lrpx.methods import METHODS, LeaveOneOut
 from lrpx.perturbations import outputs
+from lrpx.tasks import seen_from
 from tests import tiny
 from tests.reference import models
 from tests.reference.leave_one_out import deleted, leave_one_out
@@ -315,6 +316,20 @@ def test_a_window_that_nothing_tells_is_refused_where_all_of_it_is_hidden():
     hidden[1, [7, 8, 9]] = True
     with pytest.raises(ModelError, match=r"in Windowed a hidden token that is read looks at others that are hidden"):
         outputs(explain.bound, questions, answers, [hidden])
+
+
+def test_windows_that_are_others_in_each_layer_are_known():
+    """NeoMME's config has one for each layer, and refuses to say one for all."""
+    (kind,) = (each for each in every_class() if each.name == "NeoMMEForMaskedLM")
+    model, ids = tiny_model(kind).double(), list(range(12, 21))
+    found = Explainer(model)(ids, 1, method="leave-one-out", position=3)
+    masks = 1 - torch.eye(len(ids) + 1, dtype=torch.int64)[:, : len(ids)]  # the last hides nothing
+    with torch.no_grad():
+        said = [model(input_ids=torch.tensor([ids]), attention_mask=mask[None]).logits[0, 3, 1] for mask in masks]
+    near(found.relevance, said[-1] - torch.stack(said[:-1]))
+    reaches = {each.sliding_window for each in model.config.per_layer_config}
+    narrowest = min(each for each in reaches if each is not None)
+    assert seen_from(model, 8, looks_back=False) == slice(8 - narrowest, 9 + narrowest)
 
 
 @pytest.mark.parametrize("method", ["leave-one-out", "occlusion"])
