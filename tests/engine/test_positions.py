@@ -1102,3 +1102,55 @@ def test_angles_that_were_remembered_are_those_that_are_made(how: str) -> None:
         found.append(trace.positions()[0].relevance.numpy())
         assert trace.ledger().closes(1e-9)
     near(found[1], found[0], atol=0)
+
+
+BIRD = {"attention_type": "original_full", "sep_token_id": 30}
+
+
+@pytest.mark.parametrize("end", [3, 8])  # the question is shorter than half of the text, and longer
+def test_on_which_side_of_a_questions_end_a_token_is_is_no_position(end: int) -> None:
+    """BigBird makes its token types of its places, and of where the first separator is: told of longer questions as
+    positions, they were 0.4 of the largest relevance; told by the user they are none."""
+    model = tiny.build(tf.BigBirdForQuestionAnswering, tf.BigBirdConfig(**SIZES, **BIRD), "eager")
+    ids = torch.arange(3, 15)[None]
+    ids[0, end] = ids[0, -1] = 30
+    found = []
+    for types in (None, (torch.arange(12) > end).long()[None]):
+        with propagate(model, PA_LRP, observe=(), ledger=True) as trace:
+            trace.explain(model(input_ids=ids, token_type_ids=types).start_logits[0, 4])
+        assert trace.ledger().closes(1e-6)
+        found.append(trace.positions()[0].relevance[0].numpy())
+    near(found[0], found[1])
+
+
+def test_gated_biases_of_heads_are_the_keys_positions() -> None:
+    """WavLM's, for sounds, whose model reads no tokens."""
+    sizes = {"conv_dim": [16, 16], "conv_kernel": [10, 3], "conv_stride": [5, 2], "num_feat_extract_layers": 2}
+    sizes |= {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "classifier_proj_size": 8}
+    model = tiny.build(tf.WavLMForSequenceClassification, tf.WavLMConfig(**SIZES, **sizes), "eager")
+    sound = torch.randn(2, 130, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = []
+    for rows in (sound, sound[1:]):
+        with propagate(model, PA_LRP, observe=(), ledger=True) as trace:
+            trace.explain(model(rows).logits[-1, 1])
+        assert trace.ledger().closes(1e-6)
+        found.append({kept.layer: kept.relevance[-1].numpy() for kept in trace.positions()})
+    assert list(found[0]) == ["wavlm.encoder.layers.0", "wavlm.encoder.layers.1"]
+    for layer, mine in found[0].items():
+        assert mine.shape == (12,)
+        near(mine, found[1][layer])
+
+
+def test_positions_of_an_image_that_are_written_into_nothing_are_those_of_its_places() -> None:
+    """Siglip 2 stretches its table to each image's shape, and writes it into an empty tensor."""
+    vision = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+    config = tf.Siglip2Config(vision_config=vision | {"patch_size": 2, "num_patches": 16}, num_labels=3)
+    model = tiny.build(tf.Siglip2ForImageClassification, config)
+    patches, mask = torch.randn(1, 16, 12, dtype=torch.float64), torch.ones(1, 16, dtype=torch.int64)
+    given = {"pixel_values": patches, "pixel_attention_mask": mask, "spatial_shapes": torch.tensor([[4, 4]])}
+    with propagate(model, PA_LRP, observe=(), ledger=True) as trace:
+        trace.explain(model(**given).logits[0, 1])
+    (kept,) = trace.positions()
+    assert kept.relevance.shape == (1, 16)
+    assert kept.relevance.abs().max() > 1e-6
+    assert trace.ledger().closes(1e-6)

@@ -33,6 +33,10 @@ NUMBERING = (*RANGES, "cumsum", "tensor", "as_tensor")
 """Functions that number places, of nothing, of whole numbers or of a list of them."""
 LOOK_UPS = ("gather", "take_along_dim", "index_select", "take", "__getitem__")
 """Functions that choose some of a tensor by an index."""
+COMPARISONS = frozenset(
+    "lt le gt ge eq ne less less_equal greater greater_equal not_equal "
+    "__lt__ __le__ __gt__ __ge__ __eq__ __ne__".split()
+)
 OF_ITS_SHAPE = ("_like", "new_")
 """What is in the names of functions that take no more than the shape of their first argument."""
 
@@ -169,7 +173,7 @@ class Numbers:
         """A call of constants, and of their shadows after it."""
         args, kwargs = call.args, call.kwargs
         # a range numbers its places anew, wherever it ends
-        is_of_none = call.name in RANGES or self._is_of_one_number(call)
+        is_of_none = call.name in RANGES or self._is_of_one_number(call) or self._compares_with_text(call)
         marks = [] if is_of_none else list(self._marks_in((*args, *kwargs.values())))
         is_of_masks = bool(marks) and all(mark.is_mask for mark in marks)
         marks = [] if is_of_masks and call.name == "cumsum" else marks  # which counts anew, too
@@ -330,6 +334,14 @@ class Numbers:
         if not table.numel():
             return False
         return self._mark_of(table) is None and bool((table == table.flatten()[0]).all())
+
+    def _compares_with_text(self, call: Call) -> bool:
+        """Whether a call compares numbers of places with what was made of the model's arguments, and of more than
+        masks, as of where the text's question ends: on which side a place is, the text tells."""
+        if call.name not in COMPARISONS:
+            return False
+        given = [each for each, _ in pairs([*call.args, *call.kwargs.values()], None) if self._mark_of(each) is None]
+        return any(self.is_given(each) and each not in self._of_nothing for each in given)
 
     def _is_of_ids(self, call: Call) -> bool:
         """Whether a call chooses of whole numbers that are no places and no mask, as of the text's ids."""

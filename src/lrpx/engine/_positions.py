@@ -541,7 +541,8 @@ class Positions(Tap):
     def _added_to(self, x: Tensor, value: Tensor, shape: Sequence[int]) -> Tensor:
         """A constant that is added to ``x``, of which something of this shape is made: as a leaf, if it is
         positions."""
-        axis = self._axis_of_rows(value, x) if self._made.get(x) in (FIRST, LAST) else None
+        is_known = self._is_of_model(value) and self._made.get(x) not in (FIRST, LAST)
+        axis = None if is_known else self._axis_of_rows(value, x)
         axis = self._axis(value, [x], shape) if axis is None and self._is_everywhere else axis
         axis = self._axis_of_rows(value, x) if axis is None else axis
         return (
@@ -772,7 +773,8 @@ class Positions(Tap):
             return _Axis((-1 if c.shape[-1] > 1 else -2,), is_scores=True)
         is_pair = c.ndim > 1 and c.shape[-1] == shape[-1] > 1 and c.shape[-2] in (1, shape[-2])
         # where no tokens are known, a head is as wide as it is, and scores alone are of pairs
-        is_pair &= c.shape[-1] in self._numbers.lengths if self._numbers.lengths else of_scores
+        is_gated = is_factor and _is_gated(c, met)
+        is_pair &= c.shape[-1] in self._numbers.lengths if self._numbers.lengths else of_scores or is_gated
         # rows of a batch, in which some may differ and others not, as where they are padded
         rows = -len(shape) if self._rows() > 1 else 0
         many = {dim: _spread(differs, dim) for dim in range(-c.ndim, 0) if c.shape[dim] > 1 and dim != rows}
@@ -798,7 +800,7 @@ class Positions(Tap):
                     return None
                 raise self._refusal(f"nothing tells whether a table of shape {list(c.shape)} is of keys or of features")
             return _Axis((found[0],), (is_pair or of_scores) and found[0] == -1)
-        if is_pair and of_scores:  # both dimensions differ alike: queries and keys
+        if is_pair and (of_scores or is_gated):  # both dimensions differ alike: queries and keys
             return _Axis((-1,), is_scores=True)
         raise self._refusal(f"nothing tells which dimension of positions of shape {list(c.shape)} is the tokens'")
 
@@ -955,6 +957,13 @@ def _has_rows(c: Tensor, dim: int) -> bool:
         return False
     is_mask = not c.is_complex() and bool(((c == c.min()) | (c == c.max())).all())
     return not is_mask and bool((c != c.narrow(dim, 0, 1)).any())
+
+
+def _is_gated(c: Tensor, met: Sequence[Any]) -> bool:
+    """Whether what is multiplied has one number for all of the last dimension of a constant, which has others for each
+    head, as WavLM's gates of biases have: no angles do."""
+    is_one = all(each.ndim > 2 and each.shape[-1] == 1 for each in met if _is_tensor(each))
+    return is_one and c.ndim > 2 and bool((c != c.narrow(-3, 0, 1)).any())
 
 
 def _is_tensor(value: Any) -> bool:
