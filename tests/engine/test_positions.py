@@ -1154,3 +1154,18 @@ def test_positions_of_an_image_that_are_written_into_nothing_are_those_of_its_pl
     assert kept.relevance.shape == (1, 16)
     assert kept.relevance.abs().max() > 1e-6
     assert trace.ledger().closes(1e-6)
+
+
+def test_biases_that_are_counted_from_the_last_key_are_those_of_a_row_alone_behind_padding() -> None:
+    """MPT's were counted from the padding: 0.2 of the largest relevance."""
+    model, ids = mpt().float(), torch.tensor([[0, 0, 0, *TOKENS], [*SOURCE]])
+    mask = (ids != 0).long()
+    found = []
+    for row, seen in ((ids, mask), (ids[:1, 3:], mask[:1, 3:])):
+        with propagate(model, PA_LRP, observe=(), ledger=True) as trace:
+            trace.explain(model(input_ids=row, attention_mask=seen).logits[0, -1, 5])
+        assert trace.ledger().closes(1e-5)
+        found.append([kept.relevance[0].numpy() for kept in trace.positions()])
+    for behind, alone in zip(*found, strict=True):
+        near(behind[3:], alone, 1e-3 * abs(alone).max())
+        assert not behind[:3].any()

@@ -90,8 +90,8 @@ class Sink:
         heads: which dimension is that of the heads, counted from the end; 0 where the first has them in each row; None
             where there are none, or nobody asked.
         is_of_keys: whether it is added to the scores of attention, for every query the same. Then nothing but the
-            differences between keys counts, and the first is where they are counted from: a model may count from the
-            last (MPT), which is another in a padded row.
+            differences between keys counts, and the first that is seen is where they are counted from: a model may
+            count from the last (MPT), which is another in a padded row.
         is_of_layer: whether it is a factor, or added to scores, which is what layers do; what is added to embeddings is
             not.
         is_behind: whether what it meets was made of other positions of layers, outside of every list of modules.
@@ -113,6 +113,12 @@ class Sink:
         """``[B, n, d]`` of the leaf, or of its gradient, where it is positions that are added to an image's rows."""
         return value.movedim(self.tokens, tuple(range(1, len(self.tokens) + 1))).flatten(1, len(self.tokens))
 
+    def _of_first_key(self, value: Tensor, gradient: Tensor) -> Tensor:
+        """What is added for the first key of each row that any query sees: those before are padding."""
+        flat, of = (each.reshape(self.rows or 1, -1, each.shape[-1]) for each in (value, gradient))
+        first = (of != 0).any(1).int().argmax(-1)[:, None, None].expand(-1, flat.shape[1], 1)
+        return flat.gather(-1, first).reshape(*value.shape[:-1], 1)
+
     def relevance(self, gradient: Tensor | None) -> Tensor:
         """``[B, H, n]``: the relevance of each place in each row, by heads, which are one where there are none."""
         value = self.leaf.detach()
@@ -120,7 +126,7 @@ class Sink:
         if self.is_of_keys:  # unless it is no softmax of these keys alone, as beside an attention sink
             bound = max(1e-5, 8 * torch.finfo(value.dtype).eps) * gradient.abs().sum(-1, keepdim=True)
             is_no_matter = gradient.sum(-1, keepdim=True).abs() <= bound
-            value = torch.where(is_no_matter, value - value[..., :1], value)
+            value = torch.where(is_no_matter, value - self._of_first_key(value, gradient), value)
         found = relevance(value, gradient)
         if self.leaf.is_complex():  # real and imaginary parts are the last dimension
             found = found.sum(-1)
