@@ -1208,6 +1208,7 @@ class Mixed(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how, self.norm, self.router = how, nn.LayerNorm(16), nn.Linear(16, 2)
+        self.gate = nn.Linear(16, 16)
         self.experts = nn.ModuleList(OfGate(1).mlp for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -1219,6 +1220,27 @@ class Mixed(nn.Module):
             return x + (shares[..., None] * torch.stack(made, -2)).sum(-2)
         if self.how == "einsum":
             return x + torch.einsum("bte,betd->btd", shares, torch.stack(made, 1))
+        if self.how == "half of a stack":
+            return x + (shares[..., None] * (0.5 * torch.stack(made, -2))).sum(-2)
+        if self.how == "with the stream":
+            return (shares[..., None] * torch.stack([made[0], x], -2)).sum(-2) + made[1]
+        if self.how == "together":
+            return x + shares[..., :1] * (made[0] + made[1] + 0.1)
+        if self.how == "several of one":
+            return x + made[1] + (shares[..., None] * made[0][..., None, :]).sum(-2)
+        if self.how == "view":
+            return x + made[1] + (shares[..., :1] * made[0]).view(*x.shape[:2], 4, 4).flatten(2)
+        if self.how == "groups":
+            grouped = made[0].unflatten(-1, (2, 8)) * shares[..., None]
+            return x + made[1] + grouped.flatten(2)
+        if self.how == "quotient":
+            return x + made[1] + made[0] / (1 + torch.exp(-shares[..., :1]))
+        if self.how == "glu":
+            return x + made[1] + nn.functional.glu(torch.cat([made[0], self.gate(h)], -1))
+        if self.how == "a half":
+            return x + made[1] + torch.cat([shares[..., :1] * made[0][..., :8], made[0][..., 8:]], -1)
+        if self.how == "where":
+            return x + made[1] + torch.where(shares[..., :1] > 0.5, made[0] * shares[..., :1], made[0])
         gate = torch.sigmoid(shares[..., :1].expand(x.shape))
         if self.how == "highway":
             return gate * made[0] + (1 - gate) * x + made[1]
@@ -1227,7 +1249,11 @@ class Mixed(nn.Module):
         return torch.addcmul(x, made[0], gate) + made[1]
 
 
-@pytest.mark.parametrize("how", ["sum", "stack", "einsum", "highway", "lerp", "addcmul"])
+MIXES = ["sum", "stack", "einsum", "highway", "lerp", "addcmul", "half of a stack", "with the stream", "together"]
+MIXES += ["several of one", "view", "groups", "quotient", "glu", "a half", "where"]
+
+
+@pytest.mark.parametrize("how", MIXES)
 def test_branches_that_a_layer_mixes_itself_are_refused_where_a_share_is_the_routers(how: str) -> None:
     torch.manual_seed(0)
     explain = lrpx.Explainer(OfLayers(Mixed(how) for _ in range(2)).eval(), task=lrpx.Task.CAUSAL)
@@ -1277,6 +1303,35 @@ def test_a_branch_ends_behind_the_last_of_what_it_goes_through(then: str) -> Non
         wanted = torch.stack([trace.relevance(f"layers.{i}.second")[0].sum(-1) for i in range(2)])
         assert wanted.abs().max() > 1e-3
         torch.testing.assert_close(explain.flow(ids, 2, method=name)["mlp"], wanted, rtol=0, atol=1e-12)
+
+
+class Together(nn.Module):
+    """A layer whose branches are added to each other before anything else, and perhaps normed, or made smaller."""
+
+    def __init__(self, then: str) -> None:
+        super().__init__()
+        self.then, self.norm, self.branches = then, nn.LayerNorm(16), nn.ModuleList(OfGate(1).mlp for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        made = self.branches[0](h) + self.branches[1](h)
+        if self.then == "smaller":
+            made = (made + 0.1).transpose(1, 2).transpose(1, 2) / 2
+        if self.then == "normed":
+            made = made * torch.rsqrt(made.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return x + made  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("then", ["smaller", "normed"])
+def test_branches_that_are_added_to_each_other_are_told_where_nothing_gates_them(then: str) -> None:
+    torch.manual_seed(0)
+    explain = lrpx.Explainer(OfLayers(Together(then) for _ in range(2)).double().eval(), task=lrpx.Task.CAUSAL)
+    assert len(explain.neurons([3, 5, 7], 2, kind="mlp", top=99)) == 12
+    if then == "normed":
+        with pytest.raises(MethodError, match="goes through a norm that no module is"):
+            explain.neurons([3, 5, 7], 2, kind="mlp", method="gradient-x-input")
+    else:
+        assert len(explain.neurons([3, 5, 7], 2, kind="mlp", method="gradient-x-input", top=99)) == 12
 
 
 class OfFirstValues(OfLayers):

@@ -85,7 +85,8 @@ ALONE = "_lrpx_alone"
 """The attribute of a tensor that was computed of what one linear layer gives alone, as the mean and the deviation of
 that: the layer's path."""
 JOINED = "_lrpx_joined"
-"""The attribute of a tensor that several branches were joined in: the linear layers that gave them."""
+"""The attribute of a tensor that is made of branches alone: the linear layers, and which call of them, that gave
+them."""
 PICKED = "_lrpx_picked"
 """The attribute of a tensor whose rows were picked among the tokens by their numbers, as those of an expert: of several
 that it is given all of, nobody knows the order."""
@@ -216,6 +217,7 @@ class Follower(Tap):
         if side == "input":
             self._entered[path] = value
             if is_layer:
+                vars(value).pop(JOINED, None)
                 if (mark := _mark_of(value)) is not None:
                     _with(value, replace(mark, is_stream=True))
                 self._running.append((path, self.calls[path]))
@@ -230,7 +232,8 @@ class Follower(Tap):
         mark = _mark_of(value)
         if mark is not None and (branch := self._branch(mark)) is not None:
             _, last = self._scaled.get(branch, (None, None))
-            if last is None or (layer_of(path) == layer_of(branch[0]) and _is_further(mark, last)):
+            is_next = last is None or (layer_of(path) == layer_of(branch[0]) and _is_further(mark, last))
+            if is_next and self._is_whole(branch[0], mark):
                 self._scaled[branch] = (path, self.calls[path]), mark
         at = path, self.calls[path]
         if any(each in self._made and _is_same(self._made[each], value) for each in self._readers.get(at, ())):
@@ -279,6 +282,16 @@ class Follower(Tap):
     # ---------------------------------------------------------------- operations
 
     def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+        given = [
+            (x, _mark_of(x), vars(x).get(JOINED, frozenset()))  # before what is changed in place
+            for x in _tensors((*call.args, *call.kwargs.values()))
+            if any_carries(x)
+        ]
+        out = self._followed(call, proceed)
+        self._go_on(call, given, out)
+        return out
+
+    def _followed(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
         args, row = call.args, call.operation
         name = call.name if row is None else row.name
         marks = [_mark_of(x) for x in args]  # before what is changed in place
@@ -289,7 +302,6 @@ class Follower(Tap):
         if _is_turned(call, out):
             setattr(out, TURNED, True)
         _keep_alone(call, out)
-        self._gate_joined(call, out)
         if row is None or not args:
             return out
         moves = row.gate == "moves" or call.name in REARRANGES
@@ -490,6 +502,8 @@ class Follower(Tap):
         if mark is not None and mark.kind in ("neurons", "heads"):
             self._second(path, x, mark, out)
         setattr(out, ALONE, path)
+        if (path, self.calls[path]) in self._units:
+            setattr(out, JOINED, frozenset({(path, self.calls[path])}))
         if mark is not None and mark.kind in ("scores", "weights") and _is_equal_along(mark.index):
             return _with(out, replace(mark, index=mark.index[..., :1].expand(out.shape)))  # of each head some of all
         return out
@@ -597,7 +611,8 @@ class Follower(Tap):
         pairs = zip(out, index, strict=True) if several else [(out, index)]
         for each, its in pairs:
             if isinstance(its, Tensor):
-                _with(each, _Mark(mark.kind, its, mark.path, mark.made_of, calls=mark.calls))
+                gone = mark if mark.kind == "linear" else replace(mark, is_scaled=False)
+                _with(each, replace(gone, index=its, after=None, is_stream=False))
         return out
 
     def _joined(self, marks: list[_Mark | None], call: Call, out: Tensor, proceed: Callable[..., Any]) -> Tensor:
@@ -611,7 +626,6 @@ class Follower(Tap):
                 _nobody(x) if its is None and not any_carries(x) else its for x, its in zip(each, given, strict=True)
             ]
         if any(its is None for its in given) or len(kinds) > 1 or (len(paths) > 1 and kinds != {"heads"}):
-            setattr(out, JOINED, {(mark.path, self._linears[mark.path]) for mark in self._branches(known)})
             return out
         if kinds == {"heads"} and len(paths) == len(known):
             is_beside = out.ndim > given[0].ndim or sum(each.shape[-1] for each in given) == out.shape[-1]
@@ -671,9 +685,7 @@ class Follower(Tap):
             self._gated |= {(mark.path, self._linears[mark.path]) for mark in self._branches(known)}
         for mark in known if ends and (others or best.kind == "neurons") else ():
             if (branch := self._branch(mark)) is not None:
-                _, last = self._scaled.get(branch, (None, None))
-                self._normed |= {branch} if mark.norms > (last.norms if last else 0) else set()
-                self._gated |= {branch} if mark.gates > (last.gates if last else 0) else set()
+                self._note(branch, mark)
         if others and best.kind != "scores" and (ends or (kind == "plain" and best.kind == "linear")):
             return out  # but scores, to which a bias that is learned may be added
         if ends and best.kind == "neurons" and len(known) > 1 and any(mark.is_scaled for mark in known):
@@ -693,11 +705,12 @@ class Follower(Tap):
                 any_carries(x) and mark is None for x, mark in zip(args, marks, strict=True)
             )
         else:
-            is_scaled = best.kind == "linear" and (kind == "norm" or (kind == "product" and (others or own)))
+            is_norm = kind == "norm" and name != "div"
+            is_scaled = best.kind == "linear" and (is_norm or others or own) and kind in ("norm", "product")
         if not is_scaled:
             return _with(out, best)
         if best.kind == "linear":
-            is_norm = kind == "norm" or own
+            is_norm = own or (kind == "norm" and name != "div")
             best = replace(best, norms=best.norms + is_norm, gates=best.gates + (not is_norm))
         return _with(out, replace(best, is_scaled=True))
 
@@ -707,22 +720,48 @@ class Follower(Tap):
             mark for mark in marks if mark.kind == "linear" and any(is_in(path, mark.path) for path, _ in self._units)
         )
 
-    def _gate_joined(self, call: Call, out: Any) -> None:
-        """Note of several branches in one tensor, as of experts, that they are multiplied by what depends on the
-        input."""
-        given = [
-            x for arg in (*call.args, *call.kwargs.values()) for x in (arg if isinstance(arg, (list, tuple)) else [arg])
-        ]
-        joined = {branch for x in given if isinstance(x, Tensor) for branch in vars(x).get(JOINED, ())}
-        row = call.operation
-        if not joined or row is None:
+    def _go_on(self, call: Call, given: Sequence[tuple[Tensor, _Mark | None, frozenset[Any]]], out: Any) -> None:
+        """Which branches a tensor in a layer is made of, until they meet the stream, or another, in a sum; and note of
+        those that are multiplied by what depends on the input, or go through a norm, where no mark says so."""
+        row, branches = call.operation, frozenset[tuple[str, int]]().union(*(each for _, _, each in given))
+        if row is None or row.kind in ("linear", "convolution"):
             return
-        if row.gate == "moves" or call.name in REARRANGES:
-            for each in out if isinstance(out, (tuple, list)) else [out]:
-                if isinstance(each, Tensor):
-                    setattr(each, JOINED, joined)
-        elif (row.kind == "product" or row.name in (*PRODUCTS, "einsum")) and sum(map(any_carries, given)) > 1:
-            self._gated |= joined
+        made = [x for x in _tensors([out]) if any_carries(x)]
+        for x in made:
+            vars(x).pop(JOINED, None)
+        is_norm = row.kind == "norm" and row.gate == "joins"
+        several = row.name == "glu" or (len(given) > 1 and row.kind in ("product", "matmul", "norm") and not is_norm)
+        moves = row.gate == "moves" or call.name in REARRANGES
+        goes_on = several or is_norm or moves or row.kind in ("plain", "product") or row.name == "div"
+        if not (branches and made and goes_on and self._running):
+            return
+        if not (several or moves) and (not all(each for _, _, each in given) or _adds_stream(call)):
+            return
+        key = " + ".join(sorted({path for path, _ in branches}))
+        lost = branches - {self._branch(mark) for x in made if (mark := _mark_of(x)) is not None}
+        if several and (row.name == "glu" or sum(_is_alone(x, key) for x, _, _ in given) < len(given) - 1):
+            self._gated |= lost
+        elif several or is_norm:
+            self._normed |= lost
+        for _, mark, _ in given:
+            branch = None if mark is None else self._branch(mark)
+            if mark is not None and branch is not None and branch in lost:
+                self._note(branch, mark)
+        for x in made:
+            setattr(x, JOINED, branches)
+            if len(branches) > 1:
+                setattr(x, ALONE, key)
+
+    def _is_whole(self, path: str, mark: _Mark) -> bool:
+        """Whether what a mark is of has a branch's features, all of them, in their order."""
+        wide = self._made[path].shape[-1] if path in self._made else -1
+        return mark.index.shape[-1] == wide and bool((mark.index == _along(mark.index, -1)).all())
+
+    def _note(self, branch: tuple[str, int], mark: _Mark) -> None:
+        """Note of a branch what it went through that no module gives."""
+        _, last = self._scaled.get(branch, (None, None))
+        self._normed |= {branch} if mark.norms > (last.norms if last else 0) else set()
+        self._gated |= {branch} if mark.gates > (last.gates if last else 0) else set()
 
     def _branch(self, mark: _Mark) -> tuple[str, int] | None:
         """The linear layer, and which call of it, that gave what norms or gates have scaled since."""
@@ -878,6 +917,21 @@ class Follower(Tap):
             found[path, call] = runs[stack] if stack in again else layer.number
             runs[stack] += 1
         return found
+
+
+def _tensors(given: Iterable[Any]) -> Iterator[Tensor]:
+    """Those among arguments, also in lists."""
+    for x in given:
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, (list, tuple)):
+            yield from _tensors(x)
+
+
+def _adds_stream(call: Call) -> bool:
+    """Whether a sum is that with a stream that does not depend on the input, as a decoder's first queries."""
+    is_sum = call.operation is not None and call.operation.name in ("add", "sub", "rsub")
+    return is_sum and any(x.ndim > 1 and not any_carries(x) for x in _tensors(call.args))
 
 
 def _is_further(mark: _Mark, other: _Mark) -> bool:
