@@ -7,8 +7,9 @@ all layers and at all positions, are ranked together.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,8 +21,9 @@ from lrpx.metrics._statistics import intervals
 from lrpx.parts import Part
 from lrpx.ranking import MeanUnit, Unit
 from lrpx.units import Reading, place_in, places
-from lrpx.units._asked import unseen
+from lrpx.units._asked import NoUnitsError, unseen
 from lrpx.units._looking import with_tokens
+from lrpx.units._place import TITLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -326,7 +328,7 @@ def flow(model: BoundModel, questions: Questions, recipe: Recipe) -> tuple[Answe
 
     ``"residual"``, ``"attention"``, ``"mlp"`` are ``[L, T]``: the stream behind each layer, and what each branch gives
     to it; ``"heads"`` ``[L, H, T]``, where every layer has one attention of as many heads, or none: then it has zeros.
-    What a model has not is left out.
+    What a model has not is left out, and so is what is refused, with a warning.
 
     Raises:
         MethodError: the model has no layers that are known (:mod:`lrpx.units`).
@@ -334,8 +336,12 @@ def flow(model: BoundModel, questions: Questions, recipe: Recipe) -> tuple[Answe
     found: dict[Kind, tuple[Place, ...]] = {"residual": places_of(model, questions, "residual", recipe)}
     kinds: tuple[Kind, ...] = ("attention", "mlp", "heads")
     for kind in kinds:
-        with suppress(MethodError):
+        try:
             found[kind] = places_of(model, questions, kind, recipe)
+        except NoUnitsError:
+            continue
+        except MethodError as error:
+            warnings.warn(f"the flow is told without {TITLES[kind]}: {error}", stacklevel=3)
     layers_ = [(place.stack, place.layer) for place in found["residual"]]
     count = sum(questions.rows[0].lengths)
     values: dict[str, Tensor] = {}

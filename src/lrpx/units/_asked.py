@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from lrpx.engine._places import Side
 
 
+class NoUnitsError(MethodError):
+    """A model has no units of a kind, as far as is seen, and none that are refused."""
+
+
 def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -> tuple[Place, ...]:
     """The places of all units of a kind, in the order of the forward pass.
 
@@ -96,7 +100,7 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
                 "tokens, as with experts whose weights are one tensor, or several layers read them, as with a low-rank "
                 "adapter in the block's own forward pass; ask for other units"
             )
-        raise MethodError(
+        raise NoUnitsError(
             f"no {TITLES[kind]} were found in {name}: none of its modules does what makes them (lrpx.units); ask for "
             "other units"
         )
