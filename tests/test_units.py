@@ -1306,7 +1306,7 @@ def test_a_branch_ends_behind_the_last_of_what_it_goes_through(then: str) -> Non
 
 
 class Together(nn.Module):
-    """A layer whose branches are added to each other before anything else, and perhaps normed, or made smaller."""
+    """A layer whose branches are added to each other, and perhaps normed, or made smaller; or to the stream by lerp."""
 
     def __init__(self, then: str) -> None:
         super().__init__()
@@ -1314,6 +1314,8 @@ class Together(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(x)
+        if self.then == "lerp":
+            return torch.lerp(torch.lerp(x, self.branches[0](h), 0.3), self.branches[1](h), 0.3)
         made = self.branches[0](h) + self.branches[1](h)
         if self.then == "smaller":
             made = (made + 0.1).transpose(1, 2).transpose(1, 2) / 2
@@ -1322,7 +1324,7 @@ class Together(nn.Module):
         return x + made  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("then", ["smaller", "normed"])
+@pytest.mark.parametrize("then", ["smaller", "normed", "lerp"])
 def test_branches_that_are_added_to_each_other_are_told_where_nothing_gates_them(then: str) -> None:
     torch.manual_seed(0)
     explain = lrpx.Explainer(OfLayers(Together(then) for _ in range(2)).double().eval(), task=lrpx.Task.CAUSAL)

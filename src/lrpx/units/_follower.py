@@ -681,7 +681,7 @@ class Follower(Tap):
         )
         if ends and others:
             self._met |= {(mark.path, call) for mark in known if mark.kind == "linear" for call in mark.calls}
-        if ends and name.startswith(("lerp", "addc")) and sum(map(any_carries, args[1:])) > (name != "lerp"):
+        if ends and name.startswith(("lerp", "addc")) and all(map(any_carries, args[1 + (name == "lerp") :])):
             self._gated |= {(mark.path, self._linears[mark.path]) for mark in self._branches(known)}
         for mark in known if ends and (others or best.kind == "neurons") else ():
             if (branch := self._branch(mark)) is not None:
@@ -731,6 +731,8 @@ class Follower(Tap):
             vars(x).pop(JOINED, None)
         is_norm = row.kind == "norm" and row.gate == "joins"
         several = row.name == "glu" or (len(given) > 1 and row.kind in ("product", "matmul", "norm") and not is_norm)
+        if row.name == "lerp" and not any(map(any_carries, [*call.args[2:], call.kwargs.get("weight")])):
+            return  # a sum
         moves = row.gate == "moves" or call.name in REARRANGES
         goes_on = several or is_norm or moves or row.kind in ("plain", "product") or row.name == "div"
         if not (branches and made and goes_on and self._running):
@@ -747,6 +749,8 @@ class Follower(Tap):
             branch = None if mark is None else self._branch(mark)
             if mark is not None and branch is not None and branch in lost:
                 self._note(branch, mark)
+        if row.name in ("lerp", "addcmul", "addcdiv"):
+            return
         for x in made:
             setattr(x, JOINED, branches)
             if len(branches) > 1:
