@@ -22,7 +22,7 @@ from transformers.models.llama import modeling_llama
 from transformers.utils.import_utils import is_tracing
 
 from lrpx import ATTNLRP, Contrast, Explainer, LogProb, Margin, Task
-from lrpx.engine import _compiled
+from lrpx.engine import _compiled, _roles
 from lrpx.engine._settings import Settings
 from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
 from tests import tiny
@@ -763,6 +763,31 @@ def test_what_the_engine_finds_in_numbers_is_asked_at_each_call(recorded):
         plain = Explainer(model, task=Task.CAUSAL)([4, 11, 7, 1], method="attnlrp-vit")
         assert_same(compiled([4, 11, 7, 1], method="attnlrp-vit"), plain, 1e-9)
     assert len(compiled.bound.compiler._passes) == 2
+
+
+def test_a_pass_that_was_not_compared_is_not_kept(recorded, monkeypatch):
+    """Where the code found another thing in its first numbers than the plain pass, it was kept, and used later."""
+    model = Talking().double().eval()
+    compiled = Explainer(model, task=Task.CAUSAL, compile=True)
+    answer = _roles.Asked.answer
+    with monkeypatch.context() as patch:
+        patch.setattr(_roles.Asked, "answer", lambda self, what, found: answer(self, what, found ^ self._is_trace))
+        with pytest.raises(ModelError, match=r"told by rounding; use Explainer\(..., compile=False\)"):
+            compiled([4, 11, 7, 1], method="attnlrp-vit")
+    assert not compiled.bound.compiler._passes
+
+
+def test_no_more_code_is_kept_than_its_most(recorded, monkeypatch):
+    """What was used last is kept: a setting that changes at each call would fill the memory."""
+    monkeypatch.setattr(_compiled, "MOST_PASSES", 2)
+    made = []
+    monkeypatch.setattr(_compiled, "_code", lambda graph: made.append(graph) or graph)
+    model = Mixed(lambda x, scores: torch.tanh(scores) * model.scale).double().eval()
+    compiled = Explainer(model, task=Task.CAUSAL, compile=True)
+    for model.scale in (1.0, 2.0, 1.0, 3.0, 1.0, 2.0):  # 2.0 is forgotten
+        assert_same(compiled([4, 11]), Explainer(model, task=Task.CAUSAL)([4, 11]), 1e-9)
+        assert len(compiled.bound.compiler._passes) <= 2
+    assert len(made) == 2 * 4
 
 
 def states(x, scores):

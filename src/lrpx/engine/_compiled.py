@@ -43,13 +43,15 @@ if TYPE_CHECKING:
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 INSTEAD = "use Explainer(..., compile=False)"
+MOST_PASSES = 256
+"""More than the lengths of a model's texts, where each has code of its own; settings that change would fill memory."""
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}
 """How far a compiled pass may be from the plain one at its first use, relative to the largest value. For bfloat16
 and float16, where the plain pass rounds after each operation and the compiled one after several, it is 0.1."""
 
 
 class Compiler:
-    """Compiled passes, made when first needed."""
+    """Compiled passes, made when first needed; of more than :data:`MOST_PASSES` those that were used last are kept."""
 
     def __init__(self) -> None:
         self._passes: list[tuple[Any, _Pass]] = []
@@ -86,13 +88,17 @@ class Compiler:
                     with waiting(f"Compiling for an input of {call.size}, once"):
                         self._passes.append((call.key, _checked(call)))
                     found = self._run(call)
+                    del self._passes[:-MOST_PASSES]
             if found is None:
-                raise ModelError(f"whether weights of {type(model).__name__} sum to 1 is told by rounding; {INSTEAD}")
+                raise _told_by_rounding(call)
             yield found
 
     def _run(self, call: _Call) -> tuple[Trace, Tensor] | None:
-        found = (each(call.tensors) for key, each in self._passes if key == call.key)
-        return next((each for each in found if each is not None), None)
+        for number, (key, each) in enumerate(self._passes):
+            if key == call.key and (found := each(call.tensors)) is not None:
+                self._passes.append(self._passes.pop(number))
+                return found
+        return None
 
 
 # ---------------------------------------------------------------- what the code depends on
@@ -232,7 +238,7 @@ def _checked(call: _Call) -> _Pass:
     """A new pass, which gives the numbers of the plain one for this very call.
 
     Raises:
-        ModelError: it cannot be made, or gives other numbers.
+        ModelError: it cannot be made, gives other numbers, or finds other answers in its own.
     """
     asked = _roles.Asked()
     with _roles.asking(asked), call.forward(call.given) as (trace, logits):
@@ -241,7 +247,7 @@ def _checked(call: _Call) -> _Pass:
     found = _made(call, seed, asked.answers)
     ran = found(call.tensors)
     if ran is None:
-        return found
+        raise _told_by_rounding(call)
     for one, other in zip(plain, _numbers(*ran, seed, call.paths), strict=True):
         size = float(one.masked_fill(~one.isfinite(), 0.0).abs().max())
         tolerance = TOLERANCE.get(logits.dtype, 0.1) * size
@@ -249,6 +255,10 @@ def _checked(call: _Call) -> _Pass:
             off = float((one - other).abs().max()) / size
             raise ModelError(f"compiled, {type(call.model).__name__} gives other numbers (off by {off:.0e}); {INSTEAD}")
     return found
+
+
+def _told_by_rounding(call: _Call) -> ModelError:
+    return ModelError(f"whether weights of {type(call.model).__name__} sum to 1 is told by rounding; {INSTEAD}")
 
 
 def _recorded(trace: Trace, paths: frozenset[str]) -> list[Source]:
