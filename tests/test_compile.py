@@ -6,10 +6,11 @@ import copy
 import enum
 import itertools
 import threading
-from collections import deque
+from argparse import Namespace
+from collections import UserDict, deque
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -437,6 +438,9 @@ def test_settings_are_the_same_until_one_changes(change):
     assert settings() != before
 
 
+MADE = {"gain": 1.0}
+
+
 @pytest.mark.parametrize(
     ("kept", "change"),
     [
@@ -447,10 +451,19 @@ def test_settings_are_the_same_until_one_changes(change):
         ([torch.ones(2)], lambda kept: setattr(kept[0], "data", torch.zeros(2))),
         ({SimpleNamespace: 1, Slotted(1.0): 2}, lambda kept: setattr(list(kept)[1], "gain", 2.0)),
         ({Slotted(1.0)}, lambda kept: setattr(next(iter(kept)), "gain", 2.0)),
+        ([Shifted().__call__], lambda kept: setattr(kept[0].__self__, "shift", 2.0)),
+        ([partial(max, Slotted(1.0))], lambda kept: setattr(kept[0].args[0], "gain", 2.0)),
+        ([partial(max, key=1.0)], lambda kept: kept[0].keywords.update(key=2.0)),
+        ([lambda x, by=Constants: x], lambda kept: setattr(kept[0], "__defaults__", (Scale,))),
+        ([lambda x, *, by=1.0: x], lambda kept: kept[0].__kwdefaults__.update(by=2.0)),
+        ([lambda x: x], lambda kept: setattr(kept[0], "by", 2.0)),
+        ([Namespace(gain=1.0)], lambda kept: setattr(kept[0], "gain", 2.0)),
+        ([UserDict(gain=1.0)], lambda kept: kept[0].update(gain=2.0)),
+        ([MappingProxyType(MADE)], lambda kept: MADE.update(gain=2.0)),
     ],
 )
 def test_what_is_equal_by_name_alone_is_another_setting(kept, change):
-    """Code for 1 was run for True, and for what an element of a set, or ``.data``, held before."""
+    """Code for 1 was run for True, and for what a set's element, ``.data`` or a method's object held before."""
     before = Settings().of(kept)
     assert Settings().of(kept) == before
     change(kept)
@@ -735,6 +748,34 @@ def test_what_a_model_reads_from_transformers_is_seen(recorded):
                 compiled(ROWS[0])
         finally:
             handle.remove()
+
+
+class Gained:
+    """An object in the place of a function of a modelling file, and whose method is a layer's forward."""
+
+    gain = 1.0
+
+    def __call__(self, q, k, *angles):
+        return q, k * self.gain
+
+    def forward(self, x):
+        return torch.tanh(x) * self.gain
+
+
+def test_what_an_object_in_the_place_of_a_function_holds_is_seen(recorded, monkeypatch):
+    model = models.tiny_llama()
+    layer, there = Gained(), Gained()
+    model.model.layers[0].mlp.act_fn.forward = layer.forward
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", there)
+    compiled = Explainer(model, compile=True)
+    first = compiled(ROWS[0])
+    for changed in (layer, there):
+        changed.gain = 3.0
+        second = Explainer(model)(ROWS[0])
+        assert not torch.allclose(first.relevance, second.relevance)
+        assert_same(compiled(ROWS[0]), second, 1e-6)
+        first = second
+    assert len(compiled.bound.compiler._passes) == 3
 
 
 class Talking(Mixed):

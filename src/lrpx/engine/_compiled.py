@@ -113,6 +113,7 @@ class _Call:
     given: Mapping[str, Any]
     own: list[Tensor]
     paths: frozenset[str]
+    changes: tuple[object, ...]
     key: Any
 
     @classmethod
@@ -150,8 +151,8 @@ class _Call:
         others = {name: None if isinstance(value, Tensor) else settings.of(value) for name, value in given.items()}
         casts = {device.type: torch.get_autocast_dtype(device.type) for *_, device in kinds
                  if torch.is_autocast_enabled(device.type)}  # fmt: skip
-        key = (kinds, recipe, paths, others, casts, torch.get_default_dtype(), facts, changes)
-        return cls(model, forward, given, list(own.values()), paths, key)
+        key = (kinds, recipe, paths, others, casts, torch.get_default_dtype(), facts, settings.of(changes))
+        return cls(model, forward, given, list(own.values()), paths, changes, key)
 
     @property
     def size(self) -> str:
@@ -291,7 +292,7 @@ def _made(call: _Call, seed: Tensor, answers: Sequence[tuple[object, bool]]) -> 
         return [logits.detach(), told, *found, *gradients]
 
     try:
-        with _unchanged(call.model):
+        with _unchanged(call.model, call.changes):
             before, after = _halves(joint, [*call.tensors, seed])
         needed = _needed(before, after)
         return _Pass(_code(before), _code(after), kept, [answer for _, answer in answers], needed)
@@ -408,8 +409,9 @@ def _numbers_of(value: Any) -> Any:
 
 
 @contextmanager
-def _unchanged(model: Module) -> Iterator[None]:
-    """Put back what a model writes into itself, and into the containers, objects and classes that it holds.
+def _unchanged(model: Module, changes: tuple[object, ...]) -> Iterator[None]:
+    """Put back what a model writes into itself, and into the containers, objects and classes that it holds, or that its
+    user has put into it.
 
     Raises:
         TypeError: it did, so that its code would depend on the calls before.
@@ -418,6 +420,7 @@ def _unchanged(model: Module) -> Iterator[None]:
     settings = Settings(modules)
     for module in modules:
         settings.of_module(module)
+    settings.of(changes)
     spaces = [*map(vars, (*modules, *settings.beside)), *settings.holders]
     earlier = [contents(space) for space in spaces]
     try:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections import deque
-from types import SimpleNamespace
+from argparse import Namespace
+from collections import ChainMap, UserDict, UserList, deque
+from functools import partial
+from types import FunctionType, MappingProxyType, MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +27,8 @@ NOT_SETTINGS = frozenset(vars(Module())) - {"training", "_modules", "_parameters
 """What each module has besides its settings, as hooks, which are refused."""
 NOT_LOOKED_INTO = sys.stdlib_module_names | {"numpy", "torch"}
 """Whose objects are only asked whether they are the same: functions and types, a logger, a lock, an array."""
+PLACES = (SimpleNamespace, Namespace, UserDict, UserList, ChainMap)
+"""Python's own classes of objects that are made to hold settings."""
 
 
 class Same:
@@ -84,6 +88,12 @@ class Settings:
         if id(value) in self._met:
             return Same(value)
         self._met.add(id(value))
+        if isinstance(value, MethodType):
+            return Same(value), self.of(value.__self__), self.of(value.__func__)
+        if isinstance(value, partial):
+            return Same(value), self.of(value.func), self.of(value.args), self.of(value.keywords)
+        if isinstance(value, MappingProxyType):
+            return Same(value), self.of(dict(value))
         self.holders.append(value)
         if isinstance(value, Module):
             self.beside.append(value)
@@ -118,7 +128,11 @@ class Settings:
 
     def _attributes(self, value: object) -> Any:
         cls = type(value)
-        if cls is not SimpleNamespace and cls.__module__.partition(".")[0] in NOT_LOOKED_INTO:
+        if isinstance(value, FunctionType):
+            is_users = (value.__module__ or "").partition(".")[0] not in NOT_LOOKED_INTO
+            held = [value.__dict__, value.__defaults__, value.__kwdefaults__]
+            return list(map(self.of, held)) if is_users else None
+        if not isinstance(value, PLACES) and cls.__module__.partition(".")[0] in NOT_LOOKED_INTO:
             return None
         return {name: self.of(each) for name, each in _attributes_of(value).items()}
 
