@@ -438,6 +438,14 @@ def test_settings_are_the_same_until_one_changes(change):
     assert settings() != before
 
 
+class Silent(torch.Tensor):
+    """A tensor whose class answers nothing."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return NotImplemented
+
+
 MADE = {"gain": 1.0}
 
 
@@ -449,6 +457,11 @@ MADE = {"gain": 1.0}
         ({"a": 0.0}, lambda kept: kept.update(a=-0.0)),
         ([torch.ones(2)], lambda kept: kept[0].data.mul_(2)),
         ([torch.ones(2)], lambda kept: setattr(kept[0], "data", torch.zeros(2))),
+        ([torch.ones(2, 3)], lambda kept: setattr(kept[0], "data", torch.ones(3, 2))),
+        ([torch.ones(2, 2)], lambda kept: setattr(kept[0], "data", torch.ones(2, 2, dtype=torch.int32))),
+        ([torch.ones(1).expand(10**10)], lambda kept: kept[0].data[:1].mul_(2)),
+        ([torch.ones(6)[::2]], lambda kept: kept[0].data[1:].mul_(2)),
+        ([torch.ones(2).as_subclass(Silent)], lambda kept: torch.Tensor.data.__get__(kept[0]).mul_(2)),
         ({SimpleNamespace: 1, Slotted(1.0): 2}, lambda kept: setattr(list(kept)[1], "gain", 2.0)),
         ({Slotted(1.0)}, lambda kept: setattr(next(iter(kept)), "gain", 2.0)),
         ([Shifted().__call__], lambda kept: setattr(kept[0].__self__, "shift", 2.0)),

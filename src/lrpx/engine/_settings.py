@@ -82,7 +82,7 @@ class Settings:
             return (type(value), repr(value)) if type(value) in NUMBERS else value
         if isinstance(value, Tensor):
             number = self._inputs.get(id(value))
-            return (Same(value), _version(value), _checksum(value)) if number is None else number
+            return (Same(value), *_numbers_of(value)) if number is None else number
         if isinstance(value, type):
             return self.of_class(value)
         if id(value) in self._met:
@@ -137,19 +137,27 @@ class Settings:
         return {name: self.of(each) for name, each in _attributes_of(value).items()}
 
 
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version  # goes up with each change in place
+def _numbers_of(tensor: Tensor) -> tuple[Any, ...]:
+    """What tells whether a tensor holds the same numbers in the same places, whatever its class answers."""
+    with torch._C.DisableTorchFunction():
+        strides = tensor.stride() if tensor.layout is torch.strided and not tensor.is_nested else None
+        version = None if tensor.is_inference() else tensor._version  # goes up with each change in place
+        shape = None if tensor.is_nested else tensor.shape
+        return version, tensor.dtype, tensor.device, shape, strides, _checksum(tensor, strides)
 
 
-def _checksum(tensor: Tensor) -> int | None:
+def _checksum(tensor: Tensor, strides: tuple[int, ...] | None) -> int | None:
     """Of a tensor's numbers, which change in ``.data`` without its version; None where they are not in memory."""
-    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ or tensor.layout is not torch.strided:
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ or strides is None:
         return None
     if tensor.is_meta or tensor.is_quantized:
         return None
-    return zlib.crc32(
-        tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy().tobytes()
-    )
+    tensor = tensor.detach()
+    for dim, stride in enumerate(strides):
+        if stride == 0 and tensor.shape[dim]:  # the same numbers again and again
+            tensor = tensor.narrow(dim, 0, 1)
+    numbers = tensor.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return zlib.crc32(numbers.view(torch.uint8).numpy().data)
 
 
 def _attributes_of(value: object) -> dict[str, Any]:
