@@ -620,6 +620,35 @@ def test_a_hook_at_the_head_is_given_all_rows():
     assert Explainer(model)(ROWS[0], 4).explained.value == pytest.approx(truth, abs=1e-12)
 
 
+@pytest.mark.parametrize(("build", "path"), [(models.tiny_llama, ""), (models.tiny_bert, "cls.predictions")])
+@pytest.mark.parametrize("way", ["a hook", "a forward", "a forward that says it is theirs"])
+def test_what_is_put_around_the_head_is_given_all_rows(build, path, way):
+    """Its mean of all logits was that of the rows at the asked positions alone."""
+    model = build()
+    place = model.get_submodule(path)
+    run = place.forward
+
+    def mixed(output):
+        logits = output if isinstance(output, torch.Tensor) else output.logits
+        logits += logits.mean(1, keepdim=True)
+        return output
+
+    def forward(*args, **kwargs):
+        return mixed(run(*args, **kwargs))
+
+    if way == "a hook":
+        place.register_forward_hook(lambda module, args, output: mixed(output))
+    else:
+        place.forward = forward if way == "a forward" else update_wrapper(forward, run)
+    embedded = model.get_input_embeddings()(torch.tensor([ROWS[0]])).detach().requires_grad_()
+    truth = model(inputs_embeds=embedded).logits[0, 2, 4]
+    (gradient,) = torch.autograd.grad(truth, embedded)
+    found = Explainer(model)(ROWS[0], 4, position=2, method="gradient-x-input")
+    assert found.explained.value == pytest.approx(truth.item(), abs=1e-12)
+    expected = (gradient * embedded).sum(-1)[0].detach()
+    torch.testing.assert_close(found.relevance, expected, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize(
     "build", [models.tiny_llama, lambda: tiny.bart(decoder_start_token_id=2), tiny.bert_classifier]
 )

@@ -148,7 +148,17 @@ def is_believed(model: Module) -> bool:
     return type(model).__module__.startswith("transformers.") and not changes(model)
 
 
-def head_is_hooked(model: Module) -> bool:
-    """Whether a user's hook is at a model's head: it may read all rows, and is given them."""
+def around_head(model: Module) -> list[Module]:
+    """A model's head and the modules it is in, the model first: each may make something of all the rows of logits."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    return isinstance(head, Module) and bool(users_hooks(head) or _everywhere())
+    if not isinstance(head, Module):
+        return []
+    path = next((path for path, module in named_modules(model) if module is head), "")
+    names = path.split(".") if path else []
+    return [model, *(model.get_submodule(".".join(names[:end])) for end in range(1, len(names))), head]
+
+
+def head_is_hooked(model: Module) -> bool:
+    """Whether a user's hook is at a model's head, or around it: it may read all rows, and is given them."""
+    around = around_head(model)
+    return bool(around) and bool(_everywhere() or any(map(users_hooks, around)))

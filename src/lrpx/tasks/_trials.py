@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 from lrpx._hooks import hooks
 from lrpx._modules import as_it_was
 from lrpx.errors import InputError
-from lrpx.tasks._changes import WRAPPERS, home_of, is_believed, is_theirs
+from lrpx.tasks._changes import WRAPPERS, around_head, home_of, is_believed, is_theirs
 from lrpx.tasks._logits import at, compared, logits_of, named, only_rows
 from lrpx.tasks._tasks import (
     MASKS,
@@ -331,11 +331,12 @@ def is_moved_by_ones(model: Module, task: Task, ids: Sequence[int], arguments: M
 
 def rows_alone(model: Module, task: Task, pad_id: int) -> bool:
     """Whether a model's head may be given a few rows alone, as far as a short input tells: a module of one's own may
-    add others of each token to its logits, a second table's, say, or use them again. transformers' are believed."""
+    add others of each token to its logits, a second table's, say, or use them again. transformers' are believed, but
+    for what has a forward of the user's: the head, or what it is in."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if not isinstance(head, torch.nn.Module):
         return True
-    homes = type(head).__module__, home_of(head.forward)
+    homes = [home for each in around_head(model) for home in (type(each).__module__, home_of(each.forward))]
     if type(model).__module__.startswith("transformers.") and all(home.startswith(WRAPPERS) for home in homes):
         return True
     weight, positions, calls = first_weight(model), torch.tensor([[4, 1]]), 0
