@@ -59,7 +59,8 @@ class Explainer:
         recompute: compute each layer a second time in the backward pass, to need the memory of one layer only; for
             long contexts. The numbers are the same.
         compile: run the passes as compiled code: the same numbers, sooner. Lengths and batches are padded up to a few
-            sizes (16, 24, 32, 48, … tokens), and the first use of each waits for the compiler, seconds to minutes.
+            sizes (16, 24, 32, 48, … tokens), and the first use of each waits for the compiler, seconds to minutes. Of
+            an image, the result has no parts for learned tokens and positions.
         pooling: how a text encoder's hidden states become one embedding: ``"mean"``, ``"cls"`` (the first token),
             ``"lasttoken"`` or ``"weightedmean"``. By default as the model's files say (those of sentence-transformers),
             and else the mean; results say which.
