@@ -709,6 +709,27 @@ class Roles(torch.nn.Module):
         return self.head(torch.relu(self.last(self.made(self, x))))
 
 
+def by_place_and_by_name(recipe: Recipe, into: str) -> tuple[Recipe, Recipe]:
+    """A recipe with rules of their own for projections, and one that names the layers that have them: those of one
+    letter each into attention, and ``o`` out of it."""
+    recipe = replace(recipe, input_projection=Epsilon(0.2), output_projection=Epsilon(0.4))
+    named = replace(recipe, input_projection=None, output_projection=None)
+    for path in into:
+        named = named.at(path, linear=recipe.input_projection)
+    return recipe, named.at("o", linear=recipe.output_projection)
+
+
+def same(model: torch.nn.Module, *recipes: Recipe) -> None:
+    """Two recipes give the same relevance."""
+    x = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    model, found = model.double(), []
+    for each in recipes:
+        with propagate(model, each) as trace:
+            trace.explain(model(x)[0, -1, 1])
+        found.append(trace.relevance("x"))
+    assert torch.allclose(*found, rtol=0, atol=1e-12)
+
+
 def in_a_part(made: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
     made[..., :5] += more[..., :5]
     return made
@@ -750,83 +771,44 @@ class Adapted(torch.nn.Linear):
 @pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
 def test_a_layer_and_its_adapters_are_one_projection(recipe: Recipe, name: str, how: str) -> None:
     """The numbers of a recipe that names the layers; a layer after the projection that is no adapter is none."""
-    recipe = replace(recipe, input_projection=Epsilon(0.2), output_projection=Epsilon(0.4))
-    named = replace(recipe, input_projection=None, output_projection=None)
-    for path in "qkv":
-        named = named.at(path, linear=recipe.input_projection)
-    named = named.at("o", linear=recipe.output_projection)
+    recipe, named = by_place_and_by_name(recipe, "qkv")
     model = Roles("by distance")
     model.made = attention if name == "layer" else lambda m, x: m.into[1](z := attention(m, m.into[0](x))) + z
     for path in "qkvo":
         setattr(model, path, Adapted(how))
-    x = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    model, found = model.double(), []
-    for each in (recipe, named):
-        with propagate(model, each) as trace:
-            trace.explain(model(x)[0, -1, 1])
-        found.append(trace.relevance("x"))
-    assert torch.allclose(*found, rtol=0, atol=1e-12)
+    same(model, recipe, named)
 
 
 @pytest.mark.parametrize("other", [Gamma(1.0), Epsilon(0.4)], ids=["gamma", "that of projections"])
 @pytest.mark.parametrize("path", ["o.up", "o.down", "o.other_up", "q.up", "q.down"])
 def test_another_rule_for_a_part_of_a_projection_leaves_the_others_theirs(path: str, other: Epsilon | Gamma) -> None:
     """Also where it takes the rule for projections away there."""
-    recipe = replace(ATTNLRP_VIT, input_projection=Epsilon(0.2), output_projection=Epsilon(0.4))
-    named = replace(recipe, input_projection=None, output_projection=None)
-    for each in "qkv":
-        named = named.at(each, linear=recipe.input_projection)
-    named = named.at("o", linear=recipe.output_projection).at(path, linear=other)
+    recipe, named = by_place_and_by_name(ATTNLRP_VIT, "qkv")
+    named = named.at(path, linear=other)
     place = "output_projection" if path.startswith("o") else "input_projection"
     model = Roles("by distance")
     model.made = attention
     for each in "qkvo":
         setattr(model, each, Adapted("two"))
-    x = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    model, found = model.double(), []
-    for each in (recipe.at(path, linear=other, **{place: None}), named):
-        with propagate(model, each) as trace:
-            trace.explain(model(x)[0, -1, 1])
-        found.append(trace.relevance("x"))
-    assert torch.allclose(*found, rtol=0, atol=1e-12)
+    same(model, recipe.at(path, linear=other, **{place: None}), named)
 
 
 @pytest.mark.parametrize("how", ADAPTED)
 @pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
 def test_a_layer_behind_the_output_projection_is_none_with_adapters_beside_it(recipe: Recipe, how: str) -> None:
     """As Zamba 2 has it behind a norm, or a head behind attention that pools."""
-    recipe = replace(recipe, input_projection=Epsilon(0.2), output_projection=Epsilon(0.4))
-    named = replace(recipe, input_projection=None, output_projection=None)
-    for path in "qkv":
-        named = named.at(path, linear=recipe.input_projection)
-    named = named.at("o", linear=recipe.output_projection)
+    recipe, named = by_place_and_by_name(recipe, "qkv")
     model = Roles("by distance")
     model.made, model.into[1] = lambda m, x: m.into[1](attention(m, m.into[0](x))), Adapted(how)
-    x = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    model, found = model.double(), []
-    for each in (recipe, named):
-        with propagate(model, each) as trace:
-            trace.explain(model(x)[0, -1, 1])
-        found.append(trace.relevance("x"))
-    assert torch.allclose(*found, rtol=0, atol=1e-12)
+    same(model, recipe, named)
 
 
 @pytest.mark.parametrize("name", ROLES)
 @pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
 def test_attention_weighs_places(recipe: Recipe, name: str) -> None:
     """And nothing else is attention, however alike it is written: the numbers of a recipe that names the layers."""
-    recipe = replace(recipe, input_projection=Epsilon(0.2), output_projection=Epsilon(0.4))
-    named = replace(recipe, input_projection=None, output_projection=None)
-    for path in ROLES[name][-1]:
-        named = named.at(path, linear=recipe.input_projection)
-    named = named.at("o", linear=recipe.output_projection)
-    x = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    model, found = Roles(name).double(), []
-    for each in (recipe, named):
-        with propagate(model, each) as trace:
-            trace.explain(model(x)[0, -1, 1])
-        found.append(trace.relevance("x"))
-    assert torch.allclose(*found, rtol=0, atol=1e-12)
+    recipe, named = by_place_and_by_name(recipe, ROLES[name][-1])
+    same(Roles(name), recipe, named)
 
 
 @pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)

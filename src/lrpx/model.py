@@ -480,6 +480,10 @@ class BoundModel(Named):
         module = body if isinstance(body, torch.nn.Module) else self.module
         return self._tried.once("looks back", lambda: tasks.looks_back(module))
 
+    def end_of(self, row: Row) -> int:
+        """Where the last token of a text is that is no padding, which may be what ends texts, too."""
+        return next((at for at, each in reversed([*enumerate(row.tokens.ids)]) if each != self.pad_id), 0)
+
     def sees_nothing(self, position: int, seen: NDArray[np.bool_]) -> bool:
         """Whether there is a layer in which one place of ``[T]`` sees none of those that are seen. A classifier may
         look back alone, which is asked where the place and the one before it are hidden; one of whole texts that looks
@@ -843,8 +847,7 @@ class BoundModel(Named):
                 continue
             read: list[Any] = [target.token, target.end] if isinstance(target, Span) else [asked.position]
             if self.task.reads == "whole":
-                text = [at for at, each in enumerate(row.tokens.ids) if each != self.pad_id]
-                read = [0, text[-1] if text else 0, len(mask) - 1]
+                read = [0, self.end_of(row), len(mask) - 1]
             places = [place for place in read if isinstance(place, int)]
             for place in places:
                 before, after = _hidden_beside(mask.tolist(), place)

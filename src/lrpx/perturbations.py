@@ -222,7 +222,7 @@ class Perturbation:
                 f"specials=True for special tokens{row.where}"
             )
         read_last = model.task.reads == "whole" and self._token(model) == model.pad_id is not None
-        if read_last and hidden[:, [_end(model, row), -1]].any():
+        if read_last and hidden[:, [model.end_of(row), -1]].any():
             raise InputError(
                 f"{type(model.module).__name__} may look for its last token by the padding, which {self.how} would put "
                 f"there; use another perturbation, such as attention-mask{row.where}"
@@ -245,7 +245,7 @@ class Perturbation:
         """
         seen = ~hidden[: row.lengths[0]]
         ends = [asked.target.token, asked.target.end] if isinstance(asked.target, Span) else []
-        read = {*ends} or {_end(model, row) if model.task.reads == "whole" else asked.position}
+        read = {*ends} or {model.end_of(row) if model.task.reads == "whole" else asked.position}
         for place in read if len(row.segments) == 1 else ():
             if isinstance(place, int) and model.sees_nothing(place, seen):
                 if len(read) > 1:
@@ -273,11 +273,6 @@ class Perturbation:
 
     def __str__(self) -> str:
         return self.how
-
-
-def _end(model: BoundModel, row: Row) -> int:
-    """Where the last token of a text is that is no padding: it may end with that, where it is the end of texts, too."""
-    return next((at for at, each in reversed([*enumerate(row.tokens.ids)]) if each != model.pad_id), 0)
 
 
 def outputs(

@@ -443,13 +443,13 @@ def seen_from(model: Module, place: int, looks_back: bool) -> slice:
     the narrowest. A window looks back alone, its own place among its tokens, or as far to both sides."""
     config = text_config(model)
     kinds = {*(getattr(config, "layer_types", None) or ()), *(getattr(config, "attention_layers", None) or ())}
-
-    each_layer = getattr(config, "is_heterogeneous", False) and list(config.per_layer_config)
+    configs = list(config.per_layer_config) if getattr(config, "is_heterogeneous", False) else [config]
 
     def length(name: str, kind: str) -> int | None:
-        found = {getattr(each, name, None) for each in each_layer or [config]}
-        is_there = not kinds or any(kind in each for each in kinds)  # Inkling's are "hybrid_sliding"
-        return min((each for each in found if isinstance(each, int) and each > 0 and is_there), default=None)
+        if kinds and not any(kind in each for each in kinds):  # Inkling's are "hybrid_sliding"
+            return None
+        found = (getattr(each, name, None) for each in configs)
+        return min((each for each in found if isinstance(each, int) and each > 0), default=None)
 
     first, end = 0, place + 1 if looks_back else None
     window = length("sliding_window", "sliding")

@@ -18,7 +18,7 @@ from torch import Tensor
 from lrpx._modules import layer_of
 from lrpx.engine import Tap
 from lrpx.engine._book import storage_of
-from lrpx.engine._tensors import any_carries, spelled
+from lrpx.engine._tensors import any_carries, spelled, tensors_in
 from lrpx.units._place import READS, Kind, Place, is_in, stack_of
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class Follower(Tap):
     def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
         given = [
             (x, _mark_of(x), vars(x).get(JOINED, frozenset()))  # before what is changed in place
-            for x in _tensors((*call.args, *call.kwargs.values()))
+            for x in tensors_in((*call.args, *call.kwargs.values()))
             if any_carries(x)
         ]
         out = self._followed(call, proceed)
@@ -726,7 +726,7 @@ class Follower(Tap):
         row, branches = call.operation, frozenset[tuple[str, int]]().union(*(each for _, _, each in given))
         if row is None or row.kind in ("linear", "convolution"):
             return
-        made = [x for x in _tensors([out]) if any_carries(x)]
+        made = [x for x in tensors_in(out) if any_carries(x)]
         for x in made:
             vars(x).pop(JOINED, None)
         is_norm = row.kind == "norm" and row.gate == "joins"
@@ -923,19 +923,10 @@ class Follower(Tap):
         return found
 
 
-def _tensors(given: Iterable[Any]) -> Iterator[Tensor]:
-    """Those among arguments, also in lists."""
-    for x in given:
-        if isinstance(x, Tensor):
-            yield x
-        elif isinstance(x, (list, tuple)):
-            yield from _tensors(x)
-
-
 def _adds_stream(call: Call) -> bool:
     """Whether a sum is that with a stream that does not depend on the input, as a decoder's first queries."""
     is_sum = call.operation is not None and call.operation.name in ("add", "sub", "rsub")
-    return is_sum and any(x.ndim > 1 and not any_carries(x) for x in _tensors(call.args))
+    return is_sum and any(x.ndim > 1 and not any_carries(x) for x in tensors_in(call.args))
 
 
 def _is_further(mark: _Mark, other: _Mark) -> bool:
