@@ -32,7 +32,8 @@ import torch
 from torch import Tensor
 
 from lrpx.errors import InputError, MethodError, TargetError
-from lrpx.interventions import Patch, Writing, recording, writing
+from lrpx.interventions import Patch
+from lrpx.interventions._writing import Writing, recording, writing
 from lrpx.questions import Question, Questions
 from lrpx.recipes import Recipe
 from lrpx.targets import Contrast, Target, whole_number
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from lrpx.engine import Tap
     from lrpx.engine._places import Side
     from lrpx.inputs import Row
-    from lrpx.interventions import Key, Wanted
+    from lrpx.interventions._where import Key, Wanted
     from lrpx.model import BoundModel
 
 __all__ = [
