@@ -13,12 +13,13 @@ from torch.nn import functional as F
 
 from lrpx import _kernels, rules
 from lrpx._kinds import rule_name
-from lrpx.engine import _exponentials, _factors, _functions, _roles, _selections
+from lrpx.engine import _exponentials, _factors, _functions, _logarithms, _notes, _roles, _selections, _softmaxes
 from lrpx.engine._elementwise import activation
-from lrpx.engine._exponentials import SCORES, Note
 from lrpx.engine._gates import EXPONENTIAL, gate_strength, mark_gate, move_gate
 from lrpx.engine._layers import product_of_two
+from lrpx.engine._notes import Note
 from lrpx.engine._operation import Operation, as_it_is, changes_in_place, copied, write
+from lrpx.engine._softmaxes import SCORES
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, is_tensor, pair
 
 if TYPE_CHECKING:
@@ -34,13 +35,13 @@ def _softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return _roles.constant_weights(run, func(x, *rest, **settings))
     _refuse_block(run, func)
     dim = rest[0] if rest else settings.get("dim")
-    _exponentials.refuse_scores(run, func.__name__, x, dim)
+    _softmaxes.refuse_scores(run, func.__name__, x, dim)
     out = run.apply("softmax", lambda x: func(x, *rest, **settings), x)
     if run.has_logarithms:
-        _exponentials.mark_merging(run, out, x)
-    if func.__name__ != "_softmax" and _exponentials.asks_for_scores(run.recipe):
+        _logarithms.mark_merging(run, out, x)
+    if func.__name__ != "_softmax" and _softmaxes.asks_for_scores(run.recipe):
         run.scores = x
-        _exponentials.note_softmax(out, Note((out._version, ref(x), x._version, dim)))
+        _softmaxes.note_softmax(out, Note((out._version, ref(x), x._version, dim)))
     weights = _roles.mark_weights(run, out, x, dim) if isinstance(dim, int) else _roles.mark_weights(run, out)
     return mark_gate(run.recipe, "softmax", weights)
 
@@ -63,12 +64,12 @@ def _logarithm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if base is None or not found or base._version != found[0]:
         if is_tensor(softmax) and _is_of_softmax(softmax):
             return as_it_is(run, PART, func, args, kwargs)
-        if kwargs or not _exponentials.is_sum(x):
+        if kwargs or not _notes.is_sum(x):
             return activation(run, func, args, kwargs)
         if run.recipe.softmax is rules.constant and _exponentials.is_weighed(x):
             return as_it_is(run, MIXED, func, args, kwargs)
         _refuse_logarithm(run, func)
-        whole = _exponentials.logarithm_of_sum(run, func, x)
+        whole = _softmaxes.logarithm_of_sum(run, func, x)
         return activation(run, func, args, kwargs) if whole is None else whole
     value, scores = func(x.detach()), found[1] and found[1]()
     if scores is None or scores._version != found[2] or not base.is_contiguous() or base.storage_offset():
@@ -83,20 +84,20 @@ def _logarithm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         made = made + run.added((value - made).detach(), func.__name__, made)
     out: Tensor = rules.with_gradient_of(value, made)
     if x is base and func.__name__ == "log":
-        _exponentials.normalised(run, out, scores, log_softmax)
+        _logarithms.normalised(run, out, scores, log_softmax)
     return out
 
 
 def _guarded(x: Any) -> Any:
     """What ``x`` is a function of that changes no number by more than a guard does."""
     f = _functions.function_of(x) if is_tensor(x) else None
-    return f if f is not None and f.op is not None and _exponentials.is_guarded(x, f.root) else None
+    return f if f is not None and f.op is not None and _softmaxes.is_guarded(x, f.root) else None
 
 
 def _is_of_softmax(x: Tensor) -> bool:
     """Whether ``x`` is made of a softmax, or a function of what is, as odds are, ``p / (1 - p)``."""
     f = _functions.function_of(x)
-    return _exponentials.is_of_softmax(x) or (f is not None and _exponentials.is_of_softmax(f.root))
+    return _softmaxes.is_of_softmax(x) or (f is not None and _softmaxes.is_of_softmax(f.root))
 
 
 def _logit(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -132,7 +133,7 @@ def _logsumexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
     _refuse_again(run, x)
     out = run.apply("softmax", op, x)
-    _exponentials.logarithm(run, out, x, op)
+    _logarithms.logarithm(run, out, x, op)
     return out
 
 
@@ -140,7 +141,7 @@ def _refuse_again(run: Run, x: Tensor) -> None:
     """Refuse the logarithm of a sum of exponentials of such logarithms, under a rule for softmax that would be met more
     than once by what is one sum."""
     softmax = run.recipe.softmax
-    if softmax not in _exponentials.PLAIN and run.has_logarithms and _exponentials.has_logarithm_of_sum(x):
+    if softmax not in _softmaxes.PLAIN and run.has_logarithms and _logarithms.has_logarithm_of_sum(x):
         run.refuse("logsumexp of a logsumexp (take that of all at once)")
 
 
@@ -168,7 +169,7 @@ def _logaddexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
     _refuse_again(run, both)
     out = run.apply("softmax", op, both)
-    _exponentials.logarithm(run, out, both, op)
+    _logarithms.logarithm(run, out, both, op)
     return out
 
 
@@ -192,7 +193,7 @@ def _log_softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return rules.with_gradient_of(value, wide - normaliser)
 
     y = run.apply("softmax", plain, x, rule=None if softmax is rules.unmodified else spelled_out)
-    _exponentials.normalised(run, y, x, plain)
+    _logarithms.normalised(run, y, x, plain)
     return y
 
 
@@ -221,7 +222,7 @@ def _attention(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
     out = _ruled(run, func, args, kwargs)
     if run.has_scales and gate_strength(arguments(args, kwargs, *NAMES[:3])[2]) == EXPONENTIAL and carries(out):
-        _exponentials.mark_softmax(out)  # whose logarithm is none of a value
+        _softmaxes.mark_softmax(out)  # whose logarithm is none of a value
     return _roles.attend(run, out, *arguments(args, kwargs, *NAMES[:3]), summed=(None, None, -2))
 
 

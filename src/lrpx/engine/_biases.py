@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lrpx import rules
 from lrpx.engine import _origins, _roles
-from lrpx.engine._exponentials import ADDING, Note
+from lrpx.engine._exponentials import ADDING
+from lrpx.engine._notes import Note
 from lrpx.engine._tensors import CONSTANT, carries, constants, is_in_place, is_parameter, is_tensor
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch.linalg import vector_norm
 from torch.nn import Parameter
 
 from lrpx import rules
-from lrpx.engine import _exponentials
+from lrpx.engine import _notes
 from lrpx.engine._learned import JOINS, is_of_image
 from lrpx.engine._places import place_of_tokens
 from lrpx.engine._taps import Tap
@@ -214,7 +214,7 @@ class Book(Tap):
         setattr(leaf, CONSTANT, True)
         if hasattr(constant, FROM_INPUT):
             setattr(leaf, FROM_INPUT, getattr(constant, FROM_INPUT))
-        _exponentials.stands_for(leaf, constant)
+        _notes.stands_for(leaf, constant)
         if self._run.replaying:
             return leaf
         is_parameter, name = self._name(named_by, operation)

@@ -14,8 +14,19 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import _kernels, rules
-from lrpx.engine import _biases, _exponentials, _factors, _functions, _roles, _selections, _steps
-from lrpx.engine._exponentials import Note
+from lrpx.engine import (
+    _biases,
+    _exponentials,
+    _factors,
+    _functions,
+    _logarithms,
+    _notes,
+    _quotients,
+    _roles,
+    _selections,
+    _softmaxes,
+    _steps,
+)
 from lrpx.engine._gates import (
     EXPONENTIAL,
     GATE,
@@ -32,6 +43,7 @@ from lrpx.engine._gates import (
     weakest_gate,
 )
 from lrpx.engine._nodes import NOTHING
+from lrpx.engine._notes import Note
 from lrpx.engine._operation import Operation, as_it_is, changes_in_place
 from lrpx.engine._tensors import CONSTANT, any_carries, arguments, carries, constants, first, is_tensor, pair
 
@@ -53,7 +65,7 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         a = a.detach() if type(a) is Parameter else constants(a)
     if type(b) is not Tensor:
         b = constants(b)
-    if run.has_scales and (softmax := _exponentials.times_inverse(run, func, a, b)) is not None:
+    if run.has_scales and (softmax := _quotients.times_inverse(run, func, a, b)) is not None:
         return softmax
     a_carries = a.requires_grad if type(a) is Tensor else carries(a)
     b_carries = b.requires_grad if type(b) is Tensor else carries(b)
@@ -133,7 +145,7 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bo
     if run.has_scales:
         if run.has_logarithms:
             _note_nothing(out, x, constant)
-        _exponentials.divided(run, out, constant)
+        _quotients.divided(run, out, constant)
     _functions.scaled_by(run, out, x, constant, (func, constant, a_carries))
     if is_step and constant.numel() == x.numel() and out is not x:
         root = _selections.masked_by_sign(run, x, constant)
@@ -308,7 +320,7 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             return as_it_is(run, why, func, (x, *rest), settings)
         x = _broadcast(x, *others)
     if not carries(x):
-        return _exponentials.keep_softmax(run, run.computed(func(x, *rest, **settings), x), x)
+        return _softmaxes.keep_softmax(run, run.computed(func(x, *rest, **settings), x), x)
     if x.is_complex() and run.recipe.activation is not rules.unmodified:  # no ratio of these is known to conserve
         return as_it_is(run, f"{func.__name__} of complex numbers", func, (x, *rest), settings)
     if settings.pop("inplace", False) or any(value is True for value in rest):
@@ -324,7 +336,7 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return root
     y = mark_gate(run.recipe, name, _functions.activation(run, op, x))
     if name in LOGARITHMS:
-        _exponentials.log_of(run, y, x, op)
+        _logarithms.log_of(run, y, x, op)
     if name not in KEEPING:
         return y
     _functions.keep_logistic(y, x)
@@ -365,7 +377,7 @@ def _bounded(
     if run.asks_for_gates and carries(out) and not is_function:
         put_gate(run.recipe, out, max(gate_strength(x), WEAK * is_relu))
     if run.has_scales and carries(out) and out is not x:
-        _exponentials.keep(out, x, op)
+        _notes.keep(out, x, op)
     return out
 
 

@@ -22,8 +22,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx import rules
-from lrpx.engine import _biases, _exponentials, _factors, _moved, _nodes, _renormalised, _steps
-from lrpx.engine._exponentials import Note
+from lrpx.engine import (
+    _biases,
+    _exponentials,
+    _factors,
+    _logarithms,
+    _moved,
+    _nodes,
+    _notes,
+    _quotients,
+    _renormalised,
+    _softmaxes,
+    _steps,
+)
 from lrpx.engine._gates import (
     EXPONENTS,
     SURE,
@@ -35,6 +46,7 @@ from lrpx.engine._gates import (
     takes_all,
 )
 from lrpx.engine._nodes import SHAPES, SUMS
+from lrpx.engine._notes import Note
 from lrpx.engine._tensors import PLAIN, carries, constants, is_in_place, is_parameter, is_tensor, single, whole_of
 
 if TYPE_CHECKING:
@@ -118,7 +130,7 @@ def scaled(out: Tensor, x: Tensor, op: Noted) -> Tensor:
     """``out = op(x)``, where ``op`` scales, by constants, or casts."""
     linked(out, x, op)
     if getattr(x, EXPONENTS, None) is not None:
-        _exponentials.keep(out, x, _moved.callable_of(op))
+        _notes.keep(out, x, _moved.callable_of(op))
     return out
 
 
@@ -132,7 +144,7 @@ def normaliser(value: Tensor, like: Iterable[Any] = ()) -> Tensor:
     if not carries(value):
         setattr(value, NORMALISER, True)
         for each in like:
-            _exponentials.keep_root(value, each)
+            _quotients.keep_root(value, each)
     return value
 
 
@@ -159,7 +171,7 @@ def scaled_by(run: Any, out: Tensor, x: Tensor, constant: Any, op: tuple[Op, Any
             scaled(out, x, op)
             _exponentials.multiplied_by_constant(run, out, constant)
             return out
-        _exponentials.keep(out, x, _moved.callable_of(op))
+        _notes.keep(out, x, _moved.callable_of(op))
     elif not is_normaliser(constant):
         linked(out, x, op)
     return out
@@ -169,7 +181,7 @@ def copied(out: Tensor, x: Tensor) -> None:
     """``out`` is a copy of ``x``, whose attributes it has."""
     linked(out, x, torch.clone)
     vars(out).pop(EXPONENTS, None)
-    _exponentials.keep(out, x, torch.clone)
+    _notes.keep(out, x, torch.clone)
 
 
 def rooted(run: Any, value: Tensor, x: Tensor, copy: Tensor) -> None:
@@ -183,7 +195,7 @@ def moved(x: Tensor, value: Tensor) -> None:
     """``value`` was written into the place of ``x``."""
     if (found := function_of(value)) is not None:
         write_note(x, found)
-    _exponentials.moved(x, value)
+    _notes.moved(x, value)
 
 
 # ------------------------------------------------------------------------ element-wise functions
@@ -248,10 +260,10 @@ def activation(run: Any, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
         if fits(value, found.root):
             return as_whole(run, found.root, value, then(found.op, op), max(kind, found.kind))
     y = curved(run, run.apply("activation", op, x), x, op, kind)
-    _exponentials.mark_merging(run, y, x, least=2)
+    _logarithms.mark_merging(run, y, x, least=2)
     is_shift = found is not None and not found.exact  # 1 + exp(x), a function of which is no exponential
-    if getattr(x, EXPONENTS, None) is not None and not is_shift and not _exponentials.is_sum(x):
-        _exponentials.keep_function(y, x, op)
+    if getattr(x, EXPONENTS, None) is not None and not is_shift and not _notes.is_sum(x):
+        _notes.keep_function(y, x, op)
     return y
 
 
@@ -555,7 +567,7 @@ def as_whole(run: Any, root: Tensor, value: Tensor, again: Op, kind: int) -> Ten
         y = rules.with_gradient_of(value, run.apply("unknown", again, root, rule=rules.unmodified))
     else:
         y = run.apply("activation", op, root, rule=rule)
-    _exponentials.mark_merging(run, y, root, least=2)
+    _logarithms.mark_merging(run, y, root, least=2)
     run.keep_root(root)
     write_note(y, Function(root, kind, op=again))
     return mark_written(run.recipe, y, root, again)
@@ -590,7 +602,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         if kind is Tensor and a.ndim and b.ndim:
             out = func(a, b)
             if not out.requires_grad:
-                _exponentials.keep_softmax(run, run.computed(out, a, b), a, b)
+                _softmaxes.keep_softmax(run, run.computed(out, a, b), a, b)
             elif a is b:
                 return out if out is a else scaled(out, a, lambda x: func(x, x))
             elif out is not a and (a.requires_grad or hasattr(a, EXPONENTS)) and _may_be_known(a, b):
@@ -615,7 +627,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         elif out is not a and (a.requires_grad or hasattr(a, EXPONENTS)) and _may_be_known(a, b):
             summed(run, out, a, b, func)
     elif type(out) is Tensor and not out.requires_grad:
-        _exponentials.keep_softmax(run, run.computed(out, *args, *kwargs.values()), *args)
+        _softmaxes.keep_softmax(run, run.computed(out, *args, *kwargs.values()), *args)
     return out
 
 
@@ -632,10 +644,10 @@ def _with_number(run: Any, out: Tensor, x: Tensor, op: tuple[Op, Any, bool]) -> 
 
 def _normalised_in_place(func: Any, args: Any) -> Tensor | None:
     """Scores that the logarithm of the sum of their exponentials is taken off in place, ``s.sub_(s.logsumexp(-1))``."""
-    if len(args) != 2 or (before := _exponentials.before_logarithm(*args)) is None:
+    if len(args) != 2 or (before := _logarithms.before_logarithm(*args)) is None:
         return None
     out: Tensor = func(*args)
-    _exponentials.summed(out, before, args[1], torch.sub if "sub" in func.__name__ else torch.add)
+    _logarithms.summed(out, before, args[1], torch.sub if "sub" in func.__name__ else torch.add)
     return out
 
 
@@ -690,7 +702,7 @@ def summed(run: Any, out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
         merged(out, op, a, b)
     mark_function(run, out, function_of(out))
     if hasattr(a, EXPONENTS) or hasattr(b, EXPONENTS):
-        _exponentials.summed(out, a, b, op)
+        _logarithms.summed(out, a, b, op)
 
 
 def mark_function(run: Any, out: Tensor, f: Function | None) -> None:
@@ -727,7 +739,7 @@ def _shifted_exponential(out: Tensor, x: Tensor, op: Op) -> None:
         exponent, before = power
         _exponentials.exponent(out, exponent, lambda exponent: op(before(exponent)))
     else:
-        _exponentials.keep(out, x, op)
+        _notes.keep(out, x, op)
 
 
 def _is_guarded(f: Function, op: Op) -> bool:
@@ -752,7 +764,7 @@ def _shifted_in_place(x: Tensor, was: Function, op: Op) -> None:
     """A number was added to ``x`` in place: what was known of it until then is known of what it was."""
     is_guarded = _is_guarded(was, op)
     write_note(x, Function(was.root, was.kind, is_guarded, then(was.op, op)))
-    _exponentials.changed(x, op, is_exponential=is_guarded)
+    _notes.changed(x, op, is_exponential=is_guarded)
 
 
 def called(func: Any, args: Any, kwargs: Any) -> Any:
@@ -806,7 +818,7 @@ def plain_scaling(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         if not x.is_floating_point():
             return of_whole_numbers(run, out, x)
         if hasattr(x, EXPONENTS):  # a logarithm that a rule has made a constant
-            _exponentials.keep(out, x, _moved.callable_of(_with_rest(func, args[1:], kwargs)))
+            _notes.keep(out, x, _moved.callable_of(_with_rest(func, args[1:], kwargs)))
         return run.computed(out, x)
     if out.requires_grad:
         scaled(out, x, _with_rest(func, args[1:], kwargs))
@@ -852,10 +864,10 @@ def _cast(dtype: torch.dtype, x: Tensor) -> Tensor:
 
 def exponential(run: Any, op: Op, x: Tensor) -> Tensor:
     """``exp x``, or to another base; of a log-softmax, with the rule for softmax."""
-    softmax = _exponentials.exponential_of_normalised(run, op, x)
+    softmax = _softmaxes.exponential_of_normalised(run, op, x)
     if softmax is not None:  # or what is refused, unless it is a sigmoid's
-        is_odds = _exponentials.mark_merging(run, softmax, x, least=2)
-        is_one = _exponentials.is_normalised(x) and not is_odds
+        is_odds = _logarithms.mark_merging(run, softmax, x, least=2)
+        is_one = _logarithms.is_normalised(x) and not is_odds
         return softmax if is_one else curved(run, softmax, x, op, EXPONENTIAL)
     is_own = run.recipe.activation not in PARTWISE
     if is_own and _weighs_scores(run, x.grad_fn):  # weights, and no scale, which would hand nothing on
@@ -864,7 +876,7 @@ def exponential(run: Any, op: Op, x: Tensor) -> Tensor:
         )
         weights: Tensor = run.apply("unknown", op, x, rule=rules.unmodified)
         return weights
-    if is_own and run.has_logarithms and function_of(x) is None and _exponentials.has_logarithm(x):
+    if is_own and run.has_logarithms and function_of(x) is None and _logarithms.has_logarithm(x):
         run.refuse("exp of a sum that logarithms are in (multiply, or sum up, what they are of)")
         y: Tensor = curved(run, run.apply("unknown", op, x, rule=rules.unmodified), x, op, EXPONENTIAL)
     else:
@@ -940,8 +952,8 @@ def plain_of_exponentials(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         run.computed(out, *args)
     if is_tensor(x) and getattr(x, EXPONENTS, None) is not None and is_tensor(out) and out.is_floating_point():
         rest = args[1:]
-        state = _exponentials.SUMMED * (func.__name__ == "sum")
-        _exponentials.keep(out, x, lambda x: func(x, *rest, **kwargs), state)
+        state = _notes.SUMMED * (func.__name__ == "sum")
+        _notes.keep(out, x, lambda x: func(x, *rest, **kwargs), state)
     return out
 
 
@@ -964,10 +976,10 @@ def keep_inverse(out: Tensor, x: Tensor, op: Op) -> Tensor:
     if not carries(out):
         normaliser(out)
         setattr(out, RECIPROCAL, Note((out._version, x, x._version, op, True)))
-    if _exponentials.is_sum(x) and _is_reciprocal(x.detach(), op):
-        _exponentials.keep(out, x, op, _exponentials.INVERSE)
+    if _notes.is_sum(x) and _is_reciprocal(x.detach(), op):
+        _notes.keep(out, x, op, _notes.INVERSE)
         return out
-    return _exponentials.keep_root(out, x)
+    return _quotients.keep_root(out, x)
 
 
 def keep_inverse_root(out: Tensor, x: Tensor, op: Op) -> Tensor:
@@ -977,7 +989,7 @@ def keep_inverse_root(out: Tensor, x: Tensor, op: Op) -> Tensor:
     made = None if found is None else found.root.grad_fn
     if made is not None and not carries(out) and not _nodes.kind(made).startswith(("Mean", "Sum", "Var")):
         setattr(out, RECIPROCAL, Note((out._version, x, x._version, op, False)))
-    return _exponentials.keep_root(normaliser(out), x)
+    return _quotients.keep_root(normaliser(out), x)
 
 
 def times_reciprocal(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
@@ -1069,4 +1081,4 @@ def quotient(run: Any, op: Op, a: Any, b: Tensor) -> Tensor | None:
         whole = _renormalised.chosen(run, op, a, b, function)
     if whole is not None or not run.has_scales or is_logistic(b):
         return whole
-    return _exponentials.quotient(run, op, a, b)
+    return _quotients.quotient(run, op, a, b)

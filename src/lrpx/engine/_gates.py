@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 GATE = "_lrpx_gate"
 EXPONENTS = "_lrpx_exponents"
-"""The attribute of what is made of exponentials: how (``engine/_exponentials.py``)."""
+"""The attribute of what is made of exponentials: how (``engine/_notes.py``)."""
 KNOWN = "_lrpx_gate_is_known"
 """The attribute of a sum with a number, whose strength as a gate its numbers have told, and not what it was made of."""
 OF_ONE_SIGN = frozenset(

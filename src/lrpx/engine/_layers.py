@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import _kernels, rules
-from lrpx.engine import _biases, _exponentials, _factors, _functions, _inverses, _moved, _roles
+from lrpx.engine import _biases, _exponentials, _factors, _functions, _inverses, _moved, _quotients, _roles
 from lrpx.engine._elementwise import FACTORS, product
 from lrpx.engine._gates import gate_of, gate_strength, keep_gate, move_gate, put_gate, takes_all, weakest_gate
 from lrpx.engine._nodes import COPY, SHAPES, hooks_of_saved, kind, saved
@@ -224,7 +224,7 @@ def _matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         and (written := _by_a_diagonal(run, op, a, b)) is not None
     ):
         return written
-    if run.has_scales and (softmax := _exponentials.times_inverse(run, op, a, b)) is not None:
+    if run.has_scales and (softmax := _quotients.times_inverse(run, op, a, b)) is not None:
         return softmax
     dims: Dims = (), ()
     if run.asks_for_weights and func.__name__ in MATRICES:
@@ -451,9 +451,9 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
     if run.has_scales:
         softmax = (
-            _exponentials.times_inverse(run, op, *operands)
+            _quotients.times_inverse(run, op, *operands)
             if len(operands) == 2
-            else _exponentials.hides_division(run, op, operands)
+            else _quotients.hides_division(run, op, operands)
         )
         if softmax is not None:
             return softmax

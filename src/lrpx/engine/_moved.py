@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lrpx.engine._exponentials import Note
 from lrpx.engine._nodes import FUNCTION, SUMS, hooks_of_saved, kind
+from lrpx.engine._notes import Note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

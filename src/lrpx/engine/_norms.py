@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lrpx import _kernels, rules
-from lrpx.engine import _biases, _exponentials, _functions
+from lrpx.engine import _biases, _exponentials, _functions, _notes, _quotients
 from lrpx.engine._elementwise import product, step
 from lrpx.engine._gates import keep_gate, mark_gate, move_gate
 from lrpx.engine._operation import Operation, as_it_is, beside_a_constant
@@ -298,7 +298,7 @@ def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if run.has_scales and degree == 1:
         out = op(x)
         _exponentials.keep_exponents(func, out, (x, *rest), settings)
-        if _exponentials.is_sum(out):
+        if _notes.is_sum(out):
             return out
     if degree == 0:  # how many are not zero
         return _functions.normaliser(run.apply("norm", op, x))
@@ -344,7 +344,7 @@ def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             return _functions.keep_inverse(func(a, b, **settings), divisor, lambda b: func(a, b, **settings))
     out = func(a, b, **settings)
     if run.has_scales and carries(a) and b is not divisor:
-        _exponentials.divided(run, out, divisor)
+        _quotients.divided(run, out, divisor)
     if carries(a):
         if run.asks_for_weights:
             _biases.scaled(out, a, lambda x: func(x, b, **settings))

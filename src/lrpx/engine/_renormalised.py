@@ -13,19 +13,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx import _kernels, rules
 from lrpx.engine import _factors
-from lrpx.engine._exponentials import (
-    DEEPEST,
-    LEADS_ON,
-    LEAST,
-    PRODUCTS,
-    Note,
-    is_guarded,
-    made_softmax,
-    note_softmax,
-    refused,
-)
 from lrpx.engine._gates import mark_gate
 from lrpx.engine._nodes import FUNCTION, LINEAR, SCALES, SHAPES, kind, saved
+from lrpx.engine._notes import LEADS_ON, PRODUCTS, Note
+from lrpx.engine._softmaxes import DEEPEST, LEAST, is_guarded, made_softmax, note_softmax, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from lrpx.engine._exponentials import Note
+from lrpx.engine._notes import Note
 from lrpx.engine._tensors import carries, is_parameter
 
 if TYPE_CHECKING:
