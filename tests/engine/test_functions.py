@@ -19,7 +19,7 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBou
 
 from lrpx import rules
 from lrpx.engine import propagate
-from lrpx.engine._functions import RECIPROCAL
+from lrpx.engine._divisors import RECIPROCAL
 from lrpx.errors import MethodError, UnknownOperationError
 from lrpx.recipes import ATTNLRP, ATTNLRP_VIT, GIM, GRADIENT, LIBRAGRAD, LRP
 from lrpx.rules import Gamma

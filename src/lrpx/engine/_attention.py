@@ -13,7 +13,17 @@ from torch.nn import functional as F
 
 from lrpx import _kernels, rules
 from lrpx._kinds import rule_name
-from lrpx.engine import _exponentials, _factors, _functions, _logarithms, _notes, _roles, _selections, _softmaxes
+from lrpx.engine import (
+    _activations,
+    _exponentials,
+    _factors,
+    _functions,
+    _logarithms,
+    _notes,
+    _roles,
+    _selections,
+    _softmaxes,
+)
 from lrpx.engine._elementwise import activation
 from lrpx.engine._gates import EXPONENTIAL, gate_strength, mark_gate, move_gate
 from lrpx.engine._layers import product_of_two
@@ -147,7 +157,7 @@ def _refuse_again(run: Run, x: Tensor) -> None:
 
 def _softplus(run: Run, value: Tensor, x: Tensor, dim: int) -> Tensor:
     """``value``, the logarithm of ``exp x + exp 0``, along a dimension that may be kept: a softplus of ``x``."""
-    y = mark_gate(run.recipe, "softplus", _functions.activation(run, F.softplus, x))
+    y = mark_gate(run.recipe, "softplus", _activations.activation(run, F.softplus, x))
     out: Tensor = move_gate(rules.with_gradient_of(value, y if y.ndim == value.ndim else y.unsqueeze(dim)), y)
     return out
 
@@ -159,7 +169,7 @@ def _logaddexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return func(a, b)
     x, other = (a, b) if carries(a) else (b, a)
     if not carries(other) and not other.any() and func(a.detach(), b.detach()).shape == x.shape:
-        return mark_gate(run.recipe, "softplus", _functions.activation(run, lambda x: func(x, other), x))
+        return mark_gate(run.recipe, "softplus", _activations.activation(run, lambda x: func(x, other), x))
     _refuse_logarithm(run, func)
     given = (run.added(x, func.__name__, a, b) for x in (a, b))
     both = torch.stack(torch.broadcast_tensors(*given))  # type: ignore[no-untyped-call]

@@ -15,17 +15,24 @@ from torch.nn import Parameter
 
 from lrpx import _kernels, rules
 from lrpx.engine import (
+    _activations,
     _biases,
+    _casts,
+    _combined,
+    _divisors,
     _exponentials,
     _factors,
     _functions,
+    _joined,
     _logarithms,
+    _lost,
     _notes,
     _quotients,
     _roles,
     _selections,
     _softmaxes,
     _steps,
+    _sums,
 )
 from lrpx.engine._gates import (
     EXPONENTIAL,
@@ -73,8 +80,8 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return _scaling(run, func, a, b, a_carries, b_carries)
     if a is b:
         return _square(run, func, a)
-    is_weighed = run.has_scales and (_functions.is_weight(a, b) or _functions.is_weight(b, a))
-    if func.__name__ in ELEMENTWISE and not is_weighed and (whole := _functions.of_one(run, func, a, b)) is not None:
+    is_weighed = run.has_scales and (_combined.is_weight(a, b) or _combined.is_weight(b, a))
+    if func.__name__ in ELEMENTWISE and not is_weighed and (whole := _combined.of_one(run, func, a, b)) is not None:
         _functions.keep_logistic(whole, a, b)
         return keep_gate(run.recipe, whole, min(a, b, key=gate_strength)) if run.asks_for_gates else whole
     if func.__name__ in ELEMENTWISE and (regrouped := _regrouped(run, func, a, b)) is not None:
@@ -101,7 +108,7 @@ def _regrouped(run: Run, func: Any, a: Tensor, b: Tensor) -> Any:
                 continue  # u · u · a is a product of three
             if EXPONENTIAL in (gate_strength(factor), gate_strength(other)):
                 continue  # a scale, which takes nothing
-            if (whole := _functions.of_one(run, torch.mul, factor, other)) is not None:
+            if (whole := _combined.of_one(run, torch.mul, factor, other)) is not None:
                 made = product(run, torch.mul, (rest, whole), {})
                 return move_gate(rules.with_gradient_of(func(a.detach(), b.detach()), made), made)
     return None
@@ -131,8 +138,8 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bo
     x, constant = (a, b) if a_carries else (b, a)
     if run.positions is not None and (shared := run.positions.product(func, a, b)) is not None:
         return shared
-    is_inverse = hasattr(constant, _functions.RECIPROCAL)
-    if is_inverse and (shared := _functions.times_reciprocal(run, func, a, b)) is not None:
+    is_inverse = hasattr(constant, _divisors.RECIPROCAL)
+    if is_inverse and (shared := _divisors.times_reciprocal(run, func, a, b)) is not None:
         return shared
     is_step = hasattr(constant, _steps.STEP)
     if is_step:
@@ -146,7 +153,7 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bo
         if run.has_logarithms:
             _note_nothing(out, x, constant)
         _quotients.divided(run, out, constant)
-    _functions.scaled_by(run, out, x, constant, (func, constant, a_carries))
+    _divisors.scaled_by(run, out, x, constant, (func, constant, a_carries))
     if is_step and constant.numel() == x.numel() and out is not x:
         root = _selections.masked_by_sign(run, x, constant)
         if root is not None:
@@ -166,8 +173,8 @@ def _of_constants(run: Run, func: Any, a: Any, b: Any) -> Any:
     if run.has_scales:
         _exponentials.keep_exponents(func, out, (a, b), {})
     if type(b) in (int, float) and b == 1 and isinstance(a, Tensor):
-        _functions.divided(out, a, 1)
-        return _functions.of_whole_numbers(run, out, a)
+        _divisors.divided(out, a, 1)
+        return _casts.of_whole_numbers(run, out, a)
     return run.computed(_steps.keep(func, out, a, b), a, b)
 
 
@@ -180,7 +187,7 @@ def _add_product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x = run.added(given, func.__name__, a, b)
     scale = settings.get("value", 1)
     if carries(a) and carries(b) and func.__name__ == "addcmul":
-        is_seen = a is b and not _functions.takes_squares(run)
+        is_seen = a is b and not _combined.takes_squares(run)
         apart = product(run, torch.mul, (a, b.view_as(b) if is_seen else b), {})
         apart = move_gate(_functions.linked(scale * apart, apart, (torch.mul, scale, True)), apart)
     elif carries(a) and carries(b):
@@ -199,7 +206,7 @@ def _add_product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     value = func(x.detach(), a.detach(), b.detach(), **settings)
     out = rules.with_gradient_of(value, settings.get("beta", 1) * x + apart)
     if func.__name__ == "addcmul" and carries(x) and carries(apart):
-        _functions.summed(run, out, x, apart, torch.add)
+        _combined.summed(run, out, x, apart, torch.add)
     if run.asks_for_gates:
         keep_gate(run.recipe, out, given, apart if carries(a) and carries(b) else None)
     return out
@@ -217,7 +224,7 @@ def _prod(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(x):
         return func(x, *rest, **settings)
     dim = rest[0] if rest else settings.get("dim")
-    if _shares(run) and isinstance(dim, int) and (parts := _functions.parts_of(x, dim)):
+    if _shares(run) and isinstance(dim, int) and (parts := _joined.parts_of(x, dim)):
         made = parts[0]
         for part in parts[1:]:
             made = product(run, torch.mul, (made, part), {})
@@ -279,14 +286,14 @@ def _lerp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         if run.asks_for_gates:
             put_gate(run.recipe, out, weakest_gate((start, end)))
         if carries(start) and carries(end):
-            _functions.summed(run, out, start, end, lambda start, end: func(start, end, weight))
+            _combined.summed(run, out, start, end, lambda start, end: func(start, end, weight))
         return out
     value = func(start.detach(), end.detach(), weight.detach())
     if not (carries(start) or start.any()) and end.shape == value.shape:  # a product
         made = product(run, torch.mul, (weight, end), {})
         return move_gate(_functions.linked(rules.with_gradient_of(value, made), made, torch.clone), made)
     ends = run.added(end, "lerp", start), run.added(start, "lerp", end)
-    way = _functions.plain_sum(run, torch.sub, ends, {})
+    way = _sums.plain_sum(run, torch.sub, ends, {})
     if run.asks_for_gates:
         put_gate(run.recipe, way, weakest_gate((start, end)))
     apart = product(run, torch.mul, (weight, way), {})
@@ -294,7 +301,7 @@ def _lerp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if run.asks_for_gates:
         put_gate(run.recipe, out, weakest_gate((start, apart)))
     if carries(start):
-        _functions.summed(run, out, start, apart, torch.add)
+        _combined.summed(run, out, start, apart, torch.add)
     return out
 
 
@@ -329,12 +336,12 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     op = func if not (rest or settings) else lambda x: func(x, *rest, **settings)
     name = func.__name__
     if name in EXPONENTIALS:
-        return _functions.exponential(run, op, x)
+        return _activations.exponential(run, op, x)
     if name in OF_EXPONENTIALS:
-        return mark_gate(run.recipe, name, _functions.activation(run, op, x, _functions.EXPONENTIAL))
-    if name == "sqrt" and run.has_scales and (root := _functions.of_exponential(run, op, x)) is not None:
+        return mark_gate(run.recipe, name, _activations.activation(run, op, x, _functions.EXPONENTIAL))
+    if name == "sqrt" and run.has_scales and (root := _activations.of_exponential(run, op, x)) is not None:
         return root
-    y = mark_gate(run.recipe, name, _functions.activation(run, op, x))
+    y = mark_gate(run.recipe, name, _activations.activation(run, op, x))
     if name in LOGARITHMS:
         _logarithms.log_of(run, y, x, op)
     if name not in KEEPING:
@@ -439,7 +446,7 @@ def homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         if not carries(out):
             return run.computed(out, x)
         if out is x and func.__name__ == "relu":
-            _functions.cut(out)
+            _lost.cut(out)
         mark_gate(run.recipe, "relu", _functions.curved(run, out, x, lambda x: func(x, *rest, **settings)))
         return keep_gate(run.recipe, out, x) if run.asks_for_gates else out
     if not carries(x):
@@ -447,7 +454,7 @@ def homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
         return changes_in_place(homogeneous, func)(run, func, (x, *rest), settings)
-    y = mark_gate(run.recipe, "relu", _functions.activation(run, lambda x: func(x, *rest, **settings), x))
+    y = mark_gate(run.recipe, "relu", _activations.activation(run, lambda x: func(x, *rest, **settings), x))
     return keep_gate(run.recipe, y, x) if run.asks_for_gates else y
 
 
@@ -480,7 +487,7 @@ def _square(run: Run, func: Any, x: Tensor) -> Any:
     """``x²`` is an element-wise function, ``g(x)/x = x``; not a product of two things."""
     if not carries(x):
         return run.computed(func(x, x) if func.__name__ != "square" else func(x), x)
-    if run.has_scales and (power := _functions.of_exponential(run, torch.square, x)) is not None:
+    if run.has_scales and (power := _activations.of_exponential(run, torch.square, x)) is not None:
         return power
     if run.recipe.activation is rules.identity and not _functions.is_shifted(x):
         run.under("activation")
@@ -490,7 +497,7 @@ def _square(run: Run, func: Any, x: Tensor) -> Any:
         if getattr(x, GATE, None) is None:  # nearly always
             return y
     else:
-        y = _functions.keep_logistic(_functions.activation(run, torch.square, x), x)
+        y = _functions.keep_logistic(_activations.activation(run, torch.square, x), x)
         y = mark_begun(run.recipe, mark_gate(run.recipe, "square", y))
     return keep_gate(run.recipe, y, x) if run.asks_for_gates else y
 
@@ -511,12 +518,12 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             x = x.detach()
         if isinstance(x, Tensor):
             exponent = _broadcast(exponent, x)
-        return _functions.exponential(run, lambda e: func(x, e), exponent)
+        return _activations.exponential(run, lambda e: func(x, e), exponent)
     if not carries(x):
         return run.computed(func(x, exponent), x)
     number = isinstance(exponent, (int, float))
     if number and exponent != 1 and run.has_scales:
-        power = _functions.of_exponential(run, lambda x: func(x, exponent), x)
+        power = _activations.of_exponential(run, lambda x: func(x, exponent), x)
         if power is not None:
             return power
     if number and exponent == 1:  # no function at all
@@ -532,8 +539,8 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if is_divisor and not _functions.is_logistic(x):
         run.refuse_part_of_norm(func.__name__)
         op = lambda x: func(x, exponent)  # noqa: E731
-        return _functions.keep_inverse(run.apply("norm", op, x), x, op)
-    y = mark_gate(run.recipe, "pow", _functions.activation(run, lambda x: func(x, exponent), x))
+        return _divisors.keep_inverse(run.apply("norm", op, x), x, op)
+    y = mark_gate(run.recipe, "pow", _activations.activation(run, lambda x: func(x, exponent), x))
     if not is_divisor:
         _functions.keep_logistic(y, x)
     return keep_gate(run.recipe, y, x) if run.asks_for_gates and not is_divisor else y  # one over 1 + exp(x) is none

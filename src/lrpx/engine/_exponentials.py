@@ -28,6 +28,7 @@ from lrpx.engine._notes import (
     Leaf,
     Made,
     Note,
+    keep,
     leaves_of,
     note,
     noted,
@@ -35,7 +36,7 @@ from lrpx.engine._notes import (
     unchanged,
 )
 from lrpx.engine._softmaxes import LEAST, PLAIN
-from lrpx.engine._tensors import LIKE_ANOTHER, carries, detached, is_parameter
+from lrpx.engine._tensors import LIKE_ANOTHER, called, carries, detached, is_parameter, is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -202,6 +203,19 @@ def _sums_by_index(name: str, args: Any, kwargs: Any) -> bool:
 
 def _element(i: int, values: Any) -> Any:
     return values[i]
+
+
+def plain_of_exponentials(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A sum over dimensions, a selection or another shape."""
+    out = called(func, args, kwargs)
+    x = args[0] if args else None
+    if type(out) is Tensor and not out.requires_grad:
+        run.computed(out, *args)
+    if is_tensor(x) and getattr(x, EXPONENTS, None) is not None and is_tensor(out) and out.is_floating_point():
+        rest = args[1:]
+        state = SUMMED * (func.__name__ == "sum")
+        keep(out, x, lambda x: func(x, *rest, **kwargs), state)
+    return out
 
 
 def layered(run: Any, func: Any, out: Any, args: Any, kwargs: Any) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import _kernels, rules
-from lrpx.engine import _biases, _exponentials, _factors, _functions, _inverses, _moved, _quotients, _roles
+from lrpx.engine import _biases, _combined, _exponentials, _factors, _inverses, _joined, _moved, _quotients, _roles
 from lrpx.engine._elementwise import FACTORS, product
 from lrpx.engine._gates import gate_of, gate_strength, keep_gate, move_gate, put_gate, takes_all, weakest_gate
 from lrpx.engine._nodes import COPY, SHAPES, hooks_of_saved, kind, saved
@@ -258,7 +258,7 @@ def _by_a_diagonal(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: 
 def _diagonal(x: Tensor, *, is_gate: bool = False) -> Tensor | None:
     """The vector on the diagonal of a matrix that was made of it, or that is a gate and has nothing else: it was put
     there, or masked, or the matrix is a constant."""
-    made_of = _functions.on_diagonal(x)
+    made_of = _joined.on_diagonal(x)
     if made_of is not None or not (is_gate or gate_strength(x)) or x.ndim < 2 or not x.shape[-1] == x.shape[-2] > 1:
         return made_of
     node = _put_there(x.grad_fn) if carries(x) else None
@@ -433,7 +433,7 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if len(operands) > 1 and _sums_nothing(equation):
         return _element_wise(run, func, equation, operands)
     is_of_itself = len(operands) == 2 and operands[0] is operands[1] and carries(operands[0])
-    if is_of_itself and _functions.takes_squares(run) and run.recipe.matmul is rules.uniform:
+    if is_of_itself and _combined.takes_squares(run) and run.recipe.matmul is rules.uniform:
         labels, arrow, result = equation.partition("->")
         of_one, of_other = labels.replace(" ", "").split(",")
         if of_one == of_other and arrow:  # a sum of squares
@@ -584,7 +584,7 @@ def _element_wise(run: Run, func: Any, equation: str, operands: Sequence[Tensor]
         )
         step = f"{label},{of_factor}->{kept}"
         is_by_element = label == of_factor == kept and made.ndim == factor.ndim
-        is_square = is_by_element and _functions.takes_squares(run)
+        is_square = is_by_element and _combined.takes_squares(run)
         factor = factor.view_as(factor) if factor is made and carries(made) and not is_square else factor
         if is_by_element:
             op = torch.mul  # of whatever shape: a function that it belongs to is computed again before a move

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lrpx import _kernels, rules
-from lrpx.engine import _biases, _exponentials, _functions, _notes, _quotients
+from lrpx.engine import _activations, _biases, _divisors, _exponentials, _functions, _notes, _quotients
 from lrpx.engine._elementwise import product, step
 from lrpx.engine._gates import keep_gate, mark_gate, move_gate
 from lrpx.engine._operation import Operation, as_it_is, beside_a_constant
@@ -245,9 +245,9 @@ def _length(run: Run, name: str, op: Callable[[Tensor], Tensor], x: Tensor) -> A
     if "var" in name:
         run.refuse_part_of_norm(name, "activation")
     if recipe.norm is not rules.constant or recipe.activation not in (rules.identity, rules.unmodified):
-        return _functions.normaliser(run.apply("norm", op, x))
+        return _divisors.normaliser(run.apply("norm", op, x))
     if "norm" in name and recipe.activation is rules.identity and _functions.is_shifted(x):
-        x = _functions.activation(run, torch.clone, x)  # a number that was added belongs to a function
+        x = _activations.activation(run, torch.clone, x)  # a number that was added belongs to a function
     kept = x.clone()  # by the graph; a model may go on to divide x in place
     if recipe.activation is rules.unmodified:
         out = run.apply("activation", op, kept)  # of which a variance keeps something
@@ -265,25 +265,25 @@ def _reciprocal(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(x):
         return run.computed(func(x), x)
     run.refuse_part_of_norm("reciprocal")
-    if (inverse := _functions.quotient(run, torch.div, 1, x)) is not None:
+    if (inverse := _divisors.quotient(run, torch.div, 1, x)) is not None:
         return inverse
-    if (refused := _functions.hides_logistic(run, lambda _, x: func(x), None, x)) is not None:
+    if (refused := _divisors.hides_logistic(run, lambda _, x: func(x), None, x)) is not None:
         return refused
-    return _functions.keep_inverse(run.apply("norm", func, x), x, func)
+    return _divisors.keep_inverse(run.apply("norm", func, x), x, func)
 
 
 def _reciprocal_root(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x = first(args, kwargs)[0]
     if not carries(x):
         return run.computed(func(x), x)
-    if run.has_scales and (power := _functions.of_exponential(run, func, x)) is not None:
+    if run.has_scales and (power := _activations.of_exponential(run, func, x)) is not None:
         return power
     run.refuse_part_of_norm("rsqrt")
     if _functions.is_logistic(x):
-        return mark_gate(run.recipe, "pow", _functions.activation(run, func, x))
-    if (refused := _functions.hides_logistic(run, lambda _, x: func(x), None, x)) is not None:
+        return mark_gate(run.recipe, "pow", _activations.activation(run, func, x))
+    if (refused := _divisors.hides_logistic(run, lambda _, x: func(x), None, x)) is not None:
         return refused
-    return _functions.keep_inverse_root(run.apply("norm", func, x), x, func)
+    return _divisors.keep_inverse_root(run.apply("norm", func, x), x, func)
 
 
 def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -301,7 +301,7 @@ def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         if _notes.is_sum(out):
             return out
     if degree == 0:  # how many are not zero
-        return _functions.normaliser(run.apply("norm", op, x))
+        return _divisors.normaliser(run.apply("norm", op, x))
     return _length(run, func.__name__, op, x)
 
 
@@ -323,32 +323,32 @@ def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     divisor = b
     if settings.get("rounding_mode") is not None:
         return step(run, func, (a, b), settings)
-    if not settings and carries(a) and (x := _functions.one_over(b)) is not None:
+    if not settings and carries(a) and (x := _divisors.one_over(b)) is not None:
         return rules.with_gradient_of(func(*detached(a, b)), product(run, torch.mul, (a, x), {}))
     if carries(b):
-        if not settings and (whole := _functions.quotient(run, func, a, b)) is not None:
+        if not settings and (whole := _divisors.quotient(run, func, a, b)) is not None:
             return whole
-        if carries(a) and _functions.is_logistic(b) and (gate := _functions.quotient(run, torch.div, 1, b)) is not None:
+        if carries(a) and _functions.is_logistic(b) and (gate := _divisors.quotient(run, torch.div, 1, b)) is not None:
             made = product(run, torch.mul, (a, gate), {})
             return move_gate(rules.with_gradient_of(func(*detached(a, b), **settings), made), made)
-        if (refused := _functions.hides_logistic(run, lambda a, b: func(a, b, **settings), a, b)) is not None:
+        if (refused := _divisors.hides_logistic(run, lambda a, b: func(a, b, **settings), a, b)) is not None:
             return refused
         norm = run.recipe.norm
         if norm is not rules.constant:
             rule: Rule = norm if norm is rules.unmodified else partial(_quotient, norm)
             out = run.apply("norm", lambda a, b: func(a, b, **settings), a, b, rule=rule)
-            return out if carries(a) else _functions.keep_inverse(out, divisor, lambda b: func(a, b, **settings))
+            return out if carries(a) else _divisors.keep_inverse(out, divisor, lambda b: func(a, b, **settings))
         run.under("norm")
-        b = _functions.normaliser(b.detach())
+        b = _divisors.normaliser(b.detach())
         if not carries(a):
-            return _functions.keep_inverse(func(a, b, **settings), divisor, lambda b: func(a, b, **settings))
+            return _divisors.keep_inverse(func(a, b, **settings), divisor, lambda b: func(a, b, **settings))
     out = func(a, b, **settings)
     if run.has_scales and carries(a) and b is not divisor:
         _quotients.divided(run, out, divisor)
     if carries(a):
         if run.asks_for_weights:
             _biases.scaled(out, a, lambda x: func(x, b, **settings))
-        _functions.scaled_by(run, out, a, b, (partial(func, **settings), b, True))
+        _divisors.scaled_by(run, out, a, b, (partial(func, **settings), b, True))
     else:
         run.computed(out, a, b)
     return keep_gate(run.recipe, out, a, b) if run.asks_for_gates else out

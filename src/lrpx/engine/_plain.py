@@ -14,10 +14,10 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 from lrpx import rules
-from lrpx.engine import _exponentials, _functions, _inverses, _selections, _steps
+from lrpx.engine import _casts, _combined, _exponentials, _inverses, _joined, _selections, _steps, _sums
 from lrpx.engine._gates import EXPONENTS, gate_strength, keep_gate, move_gate, put_gate, takes_all
 from lrpx.engine._operation import Operation, as_it_is, changes_in_place, write
-from lrpx.engine._tensors import CONSTANT, TRANSPOSES, any_carries, arguments, carries, constants, is_in_place
+from lrpx.engine._tensors import CONSTANT, TRANSPOSES, any_carries, arguments, called, carries, constants, is_in_place
 from lrpx.errors import UnknownOperationError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def plain(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """The operation as it is."""
-    return _functions.called(func, args, kwargs)
+    return called(func, args, kwargs)
 
 
 def moving(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -48,8 +48,8 @@ def stack(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if carries(out):
         parts, dim = arguments(args, kwargs, "tensors", "dim")
         parts = [x.detach() if hasattr(x, CONSTANT) or isinstance(x, Parameter) else x for x in parts]
-        if run.asks_for_gates or _functions.are_apart(run) or not all(map(carries, parts)):
-            _functions.stacked(out, parts, dim or 0)
+        if run.asks_for_gates or _combined.are_apart(run) or not all(map(carries, parts)):
+            _joined.stacked(out, parts, dim or 0)
     return out
 
 
@@ -133,7 +133,7 @@ def largest(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     out = without_gradient(run, func, args, kwargs)
     x = args[0] if args else kwargs["input"]
     if out.shape == x.shape[:-1]:
-        run.computed(out, getattr(x, _functions.ONE_HOT, None))
+        run.computed(out, getattr(x, _casts.ONE_HOT, None))
     return out
 
 
@@ -238,7 +238,7 @@ def index(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             return _looked_up(run, x, func(x, at), *place)
         if x.ndim == 1 and hasattr(at, _steps.STEP):  # which of several constants, by the signs of something
             return _steps.keep(lambda at: x[at.long()], func(x, at), at)
-    return _functions.plain_of_exponentials(run, func, args, kwargs)
+    return _exponentials.plain_of_exponentials(run, func, args, kwargs)
 
 
 def _lookup(at: Any, is_lookup: Callable[[Any], bool]) -> tuple[Tensor, int] | None:
@@ -280,7 +280,7 @@ def gather(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if isinstance(ids, int):  # take_along_dim has the indices before the dimension
         dim, ids = ids, dim
     if takes_all(run.recipe) and carries(out):
-        _functions.mark_chosen(run, out, _functions.parts_of(x, dim), lambda parts, _: parts)
+        _combined.mark_chosen(run, out, _joined.parts_of(x, dim), lambda parts, _: parts)
     if not carries(out) and _is_table(run, x, ids):
         while ids.ndim > 1 and (ids.stride(-1) == 0 or ids.shape[-1] == 1):
             ids = ids.select(-1, 0)
@@ -311,7 +311,7 @@ def one_hot(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     out = func(*args, **kwargs)
     ids = args[0] if args else next(iter(kwargs.values()))
     if run.is_lookup(ids):
-        setattr(out, _functions.ONE_HOT, ids)
+        setattr(out, _casts.ONE_HOT, ids)
     return out
 
 
@@ -321,7 +321,7 @@ def equal(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if len(args) == 2 and isinstance(args[1], Tensor) and out.ndim:
         for ids, numbers in (args, args[::-1]):
             if ids.ndim == out.ndim and ids.shape[-1] == 1 and run.is_given(ids) and _counts(numbers, out.shape[-1]):
-                setattr(out, _functions.ONE_HOT, ids.squeeze(-1))
+                setattr(out, _casts.ONE_HOT, ids.squeeze(-1))
     return out
 
 
@@ -369,7 +369,7 @@ def put(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def _one_hot(run: Run, x: Tensor, out: Tensor, ids: Tensor) -> Tensor:
     """``out``, one-hot ids, which may have been written into ``x``: a source, if it is floating-point."""
     if not out.is_floating_point():
-        setattr(out, _functions.ONE_HOT, ids)
+        setattr(out, _casts.ONE_HOT, ids)
         return out
     rows = run.source(x, ids, out, "one_hot")
     return x.copy_(rows) if out is x else rows
@@ -403,18 +403,18 @@ MOVES = _each(
     view_copy""",
     "moves",
 ) + _each("view_as reshape_as expand_as", "moves", has_summands=False)
-MOVES += _each("type", "moves", _functions.cast_or_name)
-MOVES += _each("float half bfloat16 double clone contiguous", "moves", _functions.plain_scaling)
-MOVES += _each("long int short", None, _functions.plain_scaling, has_summands=False)
-MOVES += _each("to type_as", "moves", _functions.plain_scaling, has_summands=False)
-MOVES += _each("unsqueeze", "moves", _functions.plain_of_exponentials)
+MOVES += _each("type", "moves", _casts.cast_or_name)
+MOVES += _each("float half bfloat16 double clone contiguous", "moves", _casts.plain_scaling)
+MOVES += _each("long int short", None, _casts.plain_scaling, has_summands=False)
+MOVES += _each("to type_as", "moves", _casts.plain_scaling, has_summands=False)
+MOVES += _each("unsqueeze", "moves", _exponentials.plain_of_exponentials)
 
 SUMS = [
-    Operation("add", ("add", "__add__", "__radd__"), _functions.plain_sum, "plain", "stays", numbers=(1,)),
-    Operation("add", ("add_", "__iadd__"), _functions.plain_sum, "plain", "joins", numbers=(1,)),
-    Operation("sub", ("sub", "subtract", "__sub__"), _functions.plain_sum, "plain", "stays", numbers=(1,)),
-    Operation("sub", ("sub_", "__isub__", "subtract_"), _functions.plain_sum, "plain", "joins", numbers=(1,)),
-    Operation("rsub", ("rsub",), _functions.plain_sum, "plain", "stays", numbers=(1,)),
+    Operation("add", ("add", "__add__", "__radd__"), _sums.plain_sum, "plain", "stays", numbers=(1,)),
+    Operation("add", ("add_", "__iadd__"), _sums.plain_sum, "plain", "joins", numbers=(1,)),
+    Operation("sub", ("sub", "subtract", "__sub__"), _sums.plain_sum, "plain", "stays", numbers=(1,)),
+    Operation("sub", ("sub_", "__isub__", "subtract_"), _sums.plain_sum, "plain", "joins", numbers=(1,)),
+    Operation("rsub", ("rsub",), _sums.plain_sum, "plain", "stays", numbers=(1,)),
 ]
 
 SELECTS = (
@@ -426,12 +426,12 @@ SELECTS = (
     )
     + _each("repeat repeat_interleave tile roll flip pad", "stays", moving)
     + _each("topk sort", "stays", ordering)
-    + _each("diag diag_embed diagflat", "joins", _functions.diagonal)
+    + _each("diag diag_embed diagflat", "joins", _joined.diagonal)
     + _each("stack", "joins", stack)
     + _each("copy_", None, copy)
     + _each("index_select", "stays", index_select)
     + _each("gather take_along_dim", "stays", gather)
-    + _each("neg negative __neg__", "stays", _functions.plain_scaling)
+    + _each("neg negative __neg__", "stays", _casts.plain_scaling)
     + _each("masked_fill masked_fill_", "joins", _selections.filled, numbers=(2,))
     + _each("where", None, _selections.plain_where, numbers=(1, 2))
     + _each(
@@ -484,7 +484,7 @@ OTHERS = (
         has_summands=False,
         handler=linear_in_first,
     )
-    + _each("sum", "joins", _functions.plain_of_exponentials)
+    + _each("sum", "joins", _exponentials.plain_of_exponentials)
     + _each("index_add scatter_add", "joins", adding_by_index)
     + _each(
         """mean nansum nanmean cumsum diff trace interpolate upsample _upsample_bilinear2d_aa

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from lrpx import _kinds, rules
 from lrpx._kinds import rule_name
-from lrpx.engine import _functions, _roles
+from lrpx.engine import _divisors, _roles
 from lrpx.engine._graph import OUTSIDE, descends, newest
 from lrpx.engine._nodes import hooks_of_saved
 from lrpx.engine._observer import Observer
@@ -620,8 +620,8 @@ class Run:
         if not is_tensor(out):
             return out
         if out.is_floating_point():
-            if not out._version and any(map(_functions.is_normaliser, made_of)):  # new, and no buffer of the model's
-                _functions.normaliser(out, like=made_of)
+            if not out._version and any(map(_divisors.is_normaliser, made_of)):  # new, and no buffer of the model's
+                _divisors.normaliser(out, like=made_of)
         elif not (out.is_complex() or out.dtype is torch.bool):
             given = [each for value in made_of for each in (value if isinstance(value, (tuple, list)) else (value,))]
             if any(map(self.is_given, given)):

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx import rules
-from lrpx.engine import _exponentials, _factors, _functions, _steps
+from lrpx.engine import _activations, _casts, _combined, _exponentials, _factors, _functions, _joined, _lost, _steps
 from lrpx.engine._functions import CURVED, LINEAR, PARTWISE, Function, function_of
 from lrpx.engine._gates import gate_strength, mark_relu, put_gate, takes_all, told, weakest_gate
 from lrpx.engine._nodes import kind
 from lrpx.engine._operation import write
-from lrpx.engine._tensors import CONSTANT, arguments, carries, is_in_place
+from lrpx.engine._tensors import CONSTANT, arguments, called, carries, is_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,11 +27,11 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A selection between two; of functions of one tensor, a function in pieces."""
     if kwargs.keys() <= {"condition", "input", "other"} and len(args) + len(kwargs) == 3:
         args, kwargs = (*args, *(kwargs[name] for name in ("condition", "input", "other") if name in kwargs)), {}
-    out = _steps.keep(func, _functions.called(func, args, kwargs), *args, **kwargs)
+    out = _steps.keep(func, called(func, args, kwargs), *args, **kwargs)
     if run.asks_for_gates:
         put_gate(run.recipe, out, weakest_gate((*args, *kwargs.values())))
     if not any(isinstance(each, Tensor) for each in args[1:]) and args[1:] == (1, 0):
-        return _functions.of_whole_numbers(run, out, args[0])
+        return _casts.of_whole_numbers(run, out, args[0])
     if len(args) == 3 and (whole := _piece_or_zero(run, *args)) is not None:
         return whole
     run.computed(out, *args, *kwargs.values())
@@ -45,7 +45,7 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return out
     if len(args) == 3 and carries(args[1]) and carries(args[2]):
         where = args[0]
-        return _functions.in_pieces(run, out, lambda a, b: func(where, a, b), args[1], args[2])
+        return _combined.in_pieces(run, out, lambda a, b: func(where, a, b), args[1], args[2])
     return out
 
 
@@ -80,13 +80,13 @@ def _chosen_by_sign(where: Any, a: Any, b: Any) -> Tensor | None:
 
 
 def _are_scalings(root: Tensor, functions: list[Function]) -> bool:
-    return all(f.kind == LINEAR and f.exact and _functions.is_same(f.root, root) for f in functions)
+    return all(f.kind == LINEAR and f.exact and _combined.is_same(f.root, root) for f in functions)
 
 
 def _finds_relus(run: Any) -> bool:
     """Whether a ReLU that is written out has to be known: it is a gate, or a function of it is one of its root, or a
     product of it and its root is one, which another rule would share."""
-    return takes_all(run.recipe) or run.recipe.activation is rules.identity or _functions.are_apart(run)
+    return takes_all(run.recipe) or run.recipe.activation is rules.identity or _combined.are_apart(run)
 
 
 def _tells_signs(mask: Any, x: Tensor) -> bool:
@@ -96,8 +96,8 @@ def _tells_signs(mask: Any, x: Tensor) -> bool:
     root, again = _steps.step_of(mask)
     if root is None or again is None:
         return False
-    f = Function(x) if _functions.is_same(root, x) else function_of(root)
-    if f is None or not _functions.is_same(f.root, x):
+    f = Function(x) if _combined.is_same(root, x) else function_of(root)
+    if f is None or not _combined.is_same(f.root, x):
         return False
     with _disable_current_modes():
         if f.kind == LINEAR and f.exact:
@@ -132,7 +132,7 @@ def kinked(run: Any, out: Tensor, root: Tensor, x: Tensor | None = None, mask: T
         def relu(x: Tensor) -> Tensor:
             return torch.where(x > 0, up * x, down * x)
 
-        _functions.refuse_moved(run, relu, Function(root))
+        _lost.refuse_moved(run, relu, Function(root))
         f = function_of(root) or Function(root)
         run.keep_root(f.root)
         _functions.write_note(out, Function(f.root, max(CURVED, f.kind), f.exact, _functions.then(f.op, relu)))
@@ -165,8 +165,8 @@ def _of_step(x: Tensor, mask: Any, op: Callable[..., Any]) -> Function | None:
     f, (of, again) = function_of(x) or Function(x), _steps.step_of(mask)
     if of is None or again is None:
         return None
-    asked = None if _functions.is_same(of, f.root) else function_of(of) or Function(of)
-    if asked is not None and (asked.op is None or not _functions.is_same(asked.root, f.root)):
+    asked = None if _combined.is_same(of, f.root) else function_of(of) or Function(of)
+    if asked is not None and (asked.op is None or not _combined.is_same(asked.root, f.root)):
         return None
     before, at = f.op, None if asked is None else asked.op
 
@@ -184,10 +184,10 @@ def piece(run: Any, op: Callable[..., Any], x: Any, mask: Any) -> Tensor | None:
     f, value = _of_step(x, mask, op), op(x.detach(), mask)
     if f is None or f.op is None or not _functions.fits(value, f.root):
         return None
-    _functions.refuse_moved(run, f.op, f._replace(op=None))
+    _lost.refuse_moved(run, f.op, f._replace(op=None))
     if function_of(x) is None:
         return None
-    return _functions.as_whole(run, f.root, value, f.op, f.kind)
+    return _activations.as_whole(run, f.root, value, f.op, f.kind)
 
 
 def stepped(run: Any, out: Tensor, op: Callable[..., Any], x: Any, mask: Any) -> None:
@@ -198,7 +198,7 @@ def stepped(run: Any, out: Tensor, op: Callable[..., Any], x: Any, mask: Any) ->
     f = _of_step(x, mask, op)
     if f is not None and _functions.fits(out, f.root):
         _functions.write_note(out, f)
-        _functions.mark_function(run, out, f)
+        _combined.mark_function(run, out, f)
 
 
 def zeroed(run: Any, x: Any, mask: Any) -> Tensor | None:
@@ -253,7 +253,7 @@ def filled(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return write(run, x, whole) if in_place else whole
     root = written_zeros(run, x, mask, in_place=in_place) if is_zero else None
     before = _functions.to_be_filled(x, in_place=in_place)
-    out = _functions.plain_of_exponentials(run, func, args, kwargs)
+    out = _exponentials.plain_of_exponentials(run, func, args, kwargs)
     if not in_place:
         _steps.keep(func, out, *args, **kwargs)
     _functions.filled(out, before, value, lambda x, value: torch.where(mask, value, x))
@@ -267,7 +267,7 @@ def filled(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The larger, or the smaller, of two; of a tensor and zeros, or of two scalings of one, a (leaky) ReLU."""
-    out = _functions.called(func, args, kwargs)
+    out = called(func, args, kwargs)
     if isinstance(out, tuple):  # with the places
         largest_of_all(run, _extreme_of(func), out[0], *arguments(args, kwargs, "input", "dim")[:2])
         return out
@@ -286,7 +286,7 @@ def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         if len(scalings) == 1 and has_zeros:  # and a function
             return kinked(run, out, next(filter(carries, given)))
         if not is_one and all(map(carries, given)):
-            made = _functions.in_pieces(run, out, func, *given, least=CURVED)
+            made = _combined.in_pieces(run, out, func, *given, least=CURVED)
             return told(run.recipe, made) if gate_strength(made) else made  # and no weaker than one of them
     return out
 
@@ -297,7 +297,7 @@ def _extreme_of(func: Any) -> Callable[..., Any]:
 
 def extreme(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The largest, or the smallest, along a dimension; of two, of which one is 0, a ReLU."""
-    out = _functions.called(func, args, kwargs)
+    out = called(func, args, kwargs)
     largest_of_all(run, _extreme_of(func), out, *arguments(args, kwargs, "input", "dim")[:2])
     return out
 
@@ -310,7 +310,7 @@ def largest_of_all(run: Any, choose: Callable[..., Any], out: Tensor, x: Tensor,
     if (place := zero_beside(x, dim)) is not None:
         part = x.select(dim, place)
         kinked(run, out, part if out.shape == part.shape else part.unsqueeze(dim), out)
-    elif takes_all(run.recipe) and _functions.mark_chosen(run, out, _functions.parts_of(x, dim), choose):
+    elif takes_all(run.recipe) and _combined.mark_chosen(run, out, _joined.parts_of(x, dim), choose):
         told(run.recipe, out)
 
 

@@ -94,6 +94,15 @@ def constants(value: Any) -> Any:
     return value
 
 
+def called(func: Any, args: Any, kwargs: Any) -> Any:
+    """The call as it is, on constants that are detached."""
+    if not PLAIN.issuperset(map(type, args)):
+        args = constants(args)
+    if kwargs and not PLAIN.issuperset(map(type, kwargs.values())):
+        kwargs = constants(kwargs)
+    return func(*args, **kwargs)
+
+
 def has_foreign(values: Any, first: int) -> bool:
     """Whether one of these arguments requires a gradient and does not come from a run whose nodes are numbered from
     ``first``: a weight, whatever object holds it. Parameters are not looked at."""
