@@ -1263,7 +1263,7 @@ def test_trials_leave_what_a_model_keeps() -> None:
     model = Growing().eval()
     explain = Explainer(model, task=Task.CAUSAL)
     assert not explain.bound.can_batch
-    assert not explain.bound._pads_to(12)
+    assert not explain.bound._trials.pads_to(12)
     with suppress(MethodError):  # whose layers are in no list
         places(model, "queries", {"input_ids": torch.tensor([[*range(9)]])})
     assert (model.longest, model.seen, model.angles.numel()) == (0, {"calls": 0}, 0)

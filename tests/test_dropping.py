@@ -133,7 +133,7 @@ def test_where_tokens_read_their_neighbours_rows_stay_whole_and_are_refused():
     """A hidden token is seen by the next one, which reads another where it is left out."""
     model = BoundModel(tiny.build(Neighbours, transformers.GPT2Config(**tiny.GPT2_SIZES)))
     questions, masks = many(model)
-    assert not model._says_the_same(questions)
+    assert not model._trials.says_the_same(model._run, questions)
     with pytest.raises(ModelError, match=r"in Neighbours other tokens see what its attention_mask hides"):
         model.values(questions, attention_mask=masks)
 
@@ -224,9 +224,9 @@ def test_padding_on_the_left():
 
 def not_shortened(model, questions, masks, first=0):
     assert model.can_batch  # which is tried once, and runs the model
-    model._sees_hidden(questions)  # tried once for a model
-    model._reads_another(questions)
-    model._reads_hidden(questions, masks)
+    model._trials.sees_hidden(model._run, questions)  # tried once for a model
+    model._trials.reads_another(model._run, questions)
+    model._trials.reads_hidden(model._run, questions, masks)
     with counted(model.module) as tokens:
         found = model.values(questions, attention_mask=masks)
     assert sum(tokens) == sum(map(len, masks))
@@ -243,8 +243,8 @@ def test_where_it_is_not_known_what_is_read_rows_stay_whole():
     several = Questions((row,) * 60, tuple(Question(i, None, lrpx.Span(1, 2)) for i in range(60)))
     assert answers.can_batch
     masks = [torch.tensor([1, *[0] * 18, 1])] * 60
-    assert not answers._sees_hidden(several)
-    assert not answers._reads_hidden(several, masks)
+    assert not answers._trials.sees_hidden(answers._run, several)
+    assert not answers._trials.reads_hidden(answers._run, several, masks)
     with counted(answers.module) as tokens:
         answers.values(several, attention_mask=masks)
     assert sum(tokens) == 60 * 20
@@ -255,7 +255,7 @@ def test_an_encoder_and_a_decoder_stay_whole():
     row = model.reader.row(LONG, [0, 5])
     questions = Questions((row,) * 60, tuple(Question(i, 1, Logit(4)) for i in range(60)))
     masks = [torch.tensor([1, *[0] * 18, 1])] * 60
-    assert not model._sees_hidden(questions)
+    assert not model._trials.sees_hidden(model._run, questions)
     with counted(model.module) as tokens:
         found = model.values(questions, attention_mask=masks)
     assert sum(tokens) == 60 * 20
@@ -284,7 +284,7 @@ def test_few_hidden_tokens_are_not_worth_the_trial():
     model = BoundModel(models.tiny_gpt2())
     questions, masks = many(model, count=6)
     not_shortened(model, questions, masks)
-    assert model._tried.dropping == {}
+    assert model._trials.tried.dropping == {}
 
 
 def test_leave_one_out_and_curves_go_the_same_way():

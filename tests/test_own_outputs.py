@@ -236,8 +236,8 @@ def test_a_model_that_says_another_thing_each_time_hides_no_ones() -> None:
             self.calls += 1
             return super().forward(input_ids, attention_mask) + self.calls
 
-    assert not Explainer(Counting("1 is seen").eval(), task=Task.MASKED).bound._hides_ones
-    assert Explainer(Masked("1 is hidden").eval(), task=Task.MASKED).bound._hides_ones
+    assert not Explainer(Counting("1 is seen").eval(), task=Task.MASKED).bound._trials.hides_ones
+    assert Explainer(Masked("1 is hidden").eval(), task=Task.MASKED).bound._trials.hides_ones
 
 
 class Translating(torch.nn.Module):

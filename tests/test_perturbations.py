@@ -161,7 +161,7 @@ def test_equal_sets_run_once(monkeypatch):
     questions = asked(model, [IDS])
     sets = [np.concatenate([np.eye(7, dtype=bool)] * 5 + [np.zeros((4, 7), dtype=bool)])]
     full = model.ask(questions)
-    assert not model._sees_hidden(questions.with_targets(full.targets))
+    assert not model._trials.sees_hidden(model._run, questions.with_targets(full.targets))
     with calls_of(model.module, lambda named: len(named["input_ids"])) as rows:
         monkeypatch.setattr(type(model), "accepts", lambda *_: True)
         found = outputs(model, questions, full, sets)[0]

@@ -19,11 +19,12 @@ from tokenizers.processors import TemplateProcessing
 from torch.testing import assert_close
 
 from lrpx import LRP, METHODS, Explainer, Logit, LogProb, propagate
+from lrpx._fingerprints import LOOKED_AT
 from lrpx.coverage._classes import every_class
 from lrpx.coverage._inputs import tiny_inputs
 from lrpx.coverage._tiny import tiny_model
 from lrpx.errors import InputError, MethodError, ModelError, TargetError
-from lrpx.model import LOOKED_AT, BoundModel, Spec
+from lrpx.model import BoundModel, Spec
 from lrpx.targets import Similarity, Span
 from lrpx.tasks import Task
 from tests import tiny

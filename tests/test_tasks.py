@@ -252,7 +252,7 @@ class OwnHead(torch.nn.Module):
 def test_a_head_whose_logits_meet_other_rows_sees_all(kind, method):
     model, ids = OwnHead(kind), [3, 14, 15, 9, 26]
     explain = Explainer(model, task=Task.CAUSAL)
-    assert explain.bound._rows_alone == (kind == "none")
+    assert explain.bound._trials.rows_alone == (kind == "none")
     for position in (4, 2):
         with propagate(model, ATTNLRP if method == "attnlrp" else LRP) as trace:
             trace.explain(model(torch.tensor([ids]))[0, position, 7])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -10,10 +12,13 @@ from torch import Tensor
 
 from lrpx import _tokens, tasks
 from lrpx._encoded import RANKS
+from lrpx._holding import PLACES, holding
+from lrpx._modules import argument_names
 from lrpx.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from torch.nn import Module
 
@@ -101,6 +106,31 @@ def _width(longest: int, limit: int | None) -> int:
     return width if limit is None else min(width, limit)
 
 
+def widened(wide: Sequence[int], taken: set[int], limit: int | None) -> tuple[int, ...]:
+    """How wide each argument of a batch is to be so that none is as wide as another is, or as any number that is taken.
+
+    Args:
+        wide: how wide they are.
+        taken: as many rows as there are, where these may be what tells.
+        limit: the most tokens that the model takes, or None for any number.
+
+    Raises:
+        InputError: the model has no places for more padding.
+    """
+    taken, found = set(taken), []
+    for each in reversed(wide):  # a decoder's first
+        free = next(more for more in count(each) if more not in taken)
+        if limit is not None and each <= limit < free:
+            raise InputError(
+                f"an encoder's tokens, a decoder's or the rows of a batch are {limit} alike, as many as the "
+                "model's context, and inside of the model nothing tells them apart; shorten one text, or pass "
+                "fewer rows"
+            )
+        taken.add(free)
+        found.append(free)
+    return tuple(reversed(found))
+
+
 @dataclass(frozen=True)
 class Batch:
     """``B`` rows as a model takes them.
@@ -186,6 +216,13 @@ class Batch:
                     )
                 found[asked.row, i] = asked.position
         return found + self.starts[-1][:, None]
+
+    def places_held(self, model: Module) -> AbstractContextManager[None]:
+        """Where a mask hides tokens, they keep their places: beside an image they are counted otherwise, and a module
+        around another may count them by the mask."""
+        around = not tasks.is_theirs(model) and PLACES not in argument_names(model.forward)
+        held = (self.rows[0].arguments or around) and "input_ids" in self.inputs
+        return holding(model, self.handed) if held else nullcontext()
 
     def changed(self, model: Module, argument: str, values: Sequence[Tensor]) -> Batch:
         """The same with another ``attention_mask``, where each token keeps its place, or with ``inputs_embeds`` in the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from os import PathLike, fsdecode
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from lrpx.targets import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from torch.nn import Module
 
 HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder", "trust_remote_code")
 """The options that say which files are meant: for the config and the tokenizer as for the model."""
@@ -277,3 +280,41 @@ def _tokenizer(name: str, config: Any, task: tasks.Task, where: dict[str, Any]) 
         if not hasattr(found, "added_tokens_decoder") or len(found) > len(found.added_tokens_decoder) + 2:
             return found  # else transformers has made one up, of special tokens alone, for there are no files
     return None
+
+
+def refuse_no_numbers(module: Module) -> None:
+    """Refuse weights on the device "meta", which nothing brings when they are needed, as accelerate's hooks do: torch
+    multiplies with them on the CPU, and gives whatever is in memory.
+
+    Raises:
+        ModelError: there are some.
+    """
+    if any(hasattr(each, "_hf_hook") or each._forward_pre_hooks for each in module.modules()):
+        return
+    empty = next((name for name, weight in module.named_parameters() if weight.is_meta), None)
+    if empty is not None:
+        raise ModelError(
+            f'{empty} of {type(module).__name__} is on the device "meta", which holds no numbers; load its weights'
+        )
+
+
+def has_cases(tokenizer: Any) -> bool:
+    """Whether a text in capitals is another one to a tokenizer."""
+    small = "the quick brown fox jumps over a lazy dog"
+    return bool(tokenizer(small)["input_ids"] != tokenizer(small.upper())["input_ids"])
+
+
+def refuse_no_tokenizer(given: Any, needed: str = "__call__") -> None:
+    """Refuse what cannot read texts: a name, a class, a tokenizer of another library, one without a method needed."""
+    if isinstance(given, (str, bytes, PathLike)):
+        name = fsdecode(given)
+        raise InputError(
+            f"the tokenizer is {name!r}, a name; pass AutoTokenizer.from_pretrained({name!r}), or load it with the "
+            "model by Explainer.from_pretrained(name_or_folder)"
+        )
+    if given is not None and (isinstance(given, type) or not hasattr(given, needed)):
+        kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+        raise InputError(
+            f"the tokenizer is {kind}; pass a tokenizer or processor of transformers, such as "
+            "PreTrainedTokenizerFast(tokenizer_object=…), or None and token ids"
+        )

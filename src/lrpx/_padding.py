@@ -117,3 +117,12 @@ def without_padding(mask: Tensor) -> Tensor:
     given = mask != 0
     hidden, real = getattr(_hiding, "now", None) or (given, given)
     return real if torch.equal(given, hidden) else given
+
+
+def end_of(ids: Sequence[int], pad_id: int | None) -> int:
+    """Where the last token of a text is that is no padding, which may be what ends texts, too.
+
+    >>> end_of([5, 6, 0], 0), end_of([5, 6, 0], None)
+    (1, 2)
+    """
+    return next((at for at, each in reversed([*enumerate(ids)]) if each != pad_id), 0)

@@ -5,48 +5,41 @@ What is above this floor asks questions; how a model is fed, padded, named and r
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
-from enum import Enum
-from functools import cached_property
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib import resources
-from itertools import chain, count
-from os import PathLike, fsdecode
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lrpx import tasks
-from lrpx._batching import Batch, batch_of, batches, widths
-from lrpx._dropping import can_drop, can_tell, proven, told_apart, with_another_end, without_hidden, worth
-from lrpx._files import checksum
-from lrpx._holding import PLACES, holding
+from lrpx._batching import Batch, batch_of, batches, widened, widths
+from lrpx._dropping import without_hidden, worth
+from lrpx._fingerprints import fingerprint_of, fingerprint_of_reader
 from lrpx._loading import (
     cut_by_whole,
+    has_cases,
     is_cross_encoder,
     is_sentence_transformer,
     load_pretrained,
+    refuse_no_numbers,
+    refuse_no_tokenizer,
     refuse_other_reading,
     short_name,
     taken_apart,
 )
-from lrpx._modules import adapters_in, argument_names, as_it_was, attending_as_before, named_modules, unpacked
+from lrpx._modules import adapters_in, attending_as_before, named_modules, unpacked
 from lrpx._naming import Named
-from lrpx._padding import hiding
+from lrpx._padding import end_of, hiding
 from lrpx._passes import Pass
 from lrpx._patches import entering, patches_of, places_of
 from lrpx._pooling import Pooling, pooling_in, pooling_of
-from lrpx.engine import _nodes, propagate
+from lrpx._probabilities import refuse_probabilities, refuse_sigmoids
+from lrpx._tried import Trials
+from lrpx.engine import propagate
 from lrpx.engine._compiled import Compiler
 from lrpx.engine._learned import Learned
 from lrpx.engine._positions import Positions
@@ -81,36 +74,8 @@ __all__ = ["BoundModel", "Spec"]
 BUNDLED = resources.files("lrpx") / "bundled"
 """The small language model that comes with the package."""
 
-LOOKED_AT = 1024
-"""How many numbers of each weight the fingerprint of a model looks at."""
-
-NO_CONTENT = frozenset(
-    {"_name_or_path", "_commit_hash", "transformers_version", "architectures", "auto_map", "torch_dtype", "dtype"}
-    | {"use_cache", "output_hidden_states", "output_attentions", "return_dict"}
-    | {"attn_implementation", "_attn_implementation", "_attn_implementation_internal", "_attn_implementation_autoset"}
-)
-"""What of a configuration the fingerprint leaves out: where it is from, and how it runs."""
-
-BEGINNINGS = ("decoder_start_token_id", "bos_token_id", "forced_bos_token_id")
-"""What of a generation config stands before a decoder's text."""
-
-OF_READERS = ("chat_template", "special_tokens_map", "model_input_names", "split_special_tokens")
-"""What changes the tokens of a text or a chat, beside a fast tokenizer's own description."""
-
-HELD = ("tokenizer", "image_processor", "feature_extractor")
-"""What a processor reads with."""
-
-NO_READING = ("_file", "_path", "_side", "_length", "verbose", "total_vocab_size", "init_kwargs")
-"""How the fields of a tokenizer end that say where it is from, how it pads and cuts, what it tells and has counted."""
-SETTINGS = ("_kwargs", "never_split", "_added_tokens_decoder")
-"""How the fields of a tokenizer end that hold several settings; others may be caches."""
-
 AT_A_TIME = 32
 """The most rows that run together where nobody says how many."""
-TRIED = 13
-"""Of so many tokens is a text that tells what a model does with its mask."""
-SAME = 8
-"""So many times the precision, at the largest logit, values may differ where nothing is changed that is seen."""
 
 
 @dataclass(frozen=True)
@@ -234,8 +199,8 @@ class BoundModel(Named):
                 raise InputError(f"{name} is {value!r}; pass True or False")
         if not (task is None or isinstance(task, Task)):
             raise InputError(f"task is {task!r}; pass one such as lrpx.Task.CAUSAL")
-        _refuse_no_tokenizer(tokenizer)
-        _refuse_no_numbers(module)
+        refuse_no_tokenizer(tokenizer)
+        refuse_no_numbers(module)
         self.module = module
         self.tokenizer = tokenizer
         if task is None and is_encoder and not getattr(self.config, "is_encoder_decoder", False):
@@ -246,7 +211,7 @@ class BoundModel(Named):
         most, cutter = min(((most, cutter) for most, cutter in cuts if most is not None), default=(None, ""))
         self.reader = Reader(module, tokenizer, self.task, most, cutter)
         if self.task.segments:
-            _refuse_no_tokenizer(self.reader.text_tokenizer, "convert_ids_to_tokens")
+            refuse_no_tokenizer(self.reader.text_tokenizer, "convert_ids_to_tokens")
         if self.task.segments:
             tasks.input_embedding(module)
             tasks.refuse_unnamed(module, self.task)
@@ -260,7 +225,7 @@ class BoundModel(Named):
         self.compiler = Compiler() if compile else None
         self._patches: dict[torch.Size, Patches | None] = {}
         self._places: dict[torch.Size, Places | None] = {}
-        self._known = _Tried(())
+        self._trials = Trials(self.reader, self.padding_side)
 
     def _pooling(self, given: Any, spec: Spec | None) -> Pooling:
         if isinstance(given, Pooling):
@@ -272,7 +237,7 @@ class BoundModel(Named):
         local = {"revision": self.revision, "local_files_only": True}
         options = local if spec is None else dict(spec.options)
         found = pooling_of(given, name, options, self.tokenizer)
-        if found.lowers and self.tokenizer is not None and _has_cases(self.tokenizer):
+        if found.lowers and self.tokenizer is not None and has_cases(self.tokenizer):
             raise ModelError(
                 f"{name} puts texts into lower case, says its sentence_bert_config.json, and its tokenizer does not; "
                 f"write them so, and pass pooling={found.kind!r}; or pass the SentenceTransformer itself"
@@ -359,30 +324,12 @@ class BoundModel(Named):
         buffer that is saved with them: of ``LOOKED_AT`` numbers, evenly spread, and of the sum of all as whole numbers,
         so that a model trained further, configured otherwise, or changed in one neuron or one row, is not taken for the
         same one."""
-        digest = hashlib.sha256(json.dumps(_plain(self.config), sort_keys=True).encode())
-        if "decoder" in self.task.segments:
-            writes = getattr(self.module, "generation_config", None)
-            digest.update(repr([getattr(writes, name, None) for name in BEGINNINGS]).encode())
-        buffers = (
-            (f"{path}.{name}", each)
-            for path, module in named_modules(self.module)
-            for name, each in module._buffers.items()
-            if each is not None and name not in module._non_persistent_buffers_set
-        )
-        for name, weight in chain(self.module.named_parameters(), buffers):
-            digest.update(f"{name} {list(weight.shape)} {weight.dtype}".encode())
-            values: Tensor = weight.detach()
-            if type(values) is not torch.Tensor or values.is_meta:
-                continue  # quantised or offloaded: its numbers are not to be had in the plain way
-            some = values.flatten()[:: max(1, values.numel() // LOOKED_AT)].cpu().contiguous()
-            digest.update(some.view(torch.uint8).numpy().tobytes())
-            digest.update(str(_sum_of_bits(values)).encode())
-        return digest.hexdigest()
+        return fingerprint_of(self.module, self.task)
 
     def tokenizer_fingerprint(self) -> str:
         """A digest of what its tokenizer makes of texts and chats, or its processor of images, wherever it was loaded
         from; how it pads and cuts is left out, for nothing here does so with it."""
-        return checksum(_reading(self.tokenizer))
+        return fingerprint_of_reader(self.tokenizer)
 
     # -------------------------------------------------------------------------- batches
 
@@ -398,91 +345,35 @@ class BoundModel(Named):
             return True
         takes_masks = all(tasks.takes_mask(self.module, argument) for argument in self.task.arguments)
         if not (takes_masks and self.accepts("attention_mask")):
-            return self.task is Task.CAUSAL and self.padding_side == "right" and self._looks_back
+            return self.task is Task.CAUSAL and self.padding_side == "right" and self._trials.looks_back
         takes_last = getattr(self.config, "summary_type", None) == "last"
         end = tasks.end_read(self.module, self.task)
         pads_end = end is not None and end == self.pad_id
         known = self.task.reads != "whole" or (self.pad_id is not None and not takes_last and not pads_end)
-        return known and self._heeds_mask
-
-    @property
-    def _tried(self) -> _Tried:
-        """What runs have told of the model; nothing, where something else of its user's is in it since."""
-        changes = tasks.changes(self.module)
-        if changes != self._known.changes:
-            self._known = _Tried(changes)
-        return self._known
+        return known and self._trials.heeds_mask
 
     @property
     def rows_meet(self) -> bool:
         """Whether rows that run together see each other, so that each must run alone. Tried once; a hook of the user's
         may mix them, or count them, and is given one at a time."""
-        tried = self._tried
-        return tried.is_hooked or tried.once("rows meet", lambda: tasks.rows_meet(self.module, self.task))
+        return self._trials.rows_meet
 
     def groups(self, rows: Sequence[Row], batch_size: int) -> list[list[int]]:
         """Which rows run together, as :func:`~lrpx._batching.batches` has it; one by one where several cannot."""
         together = batch_size > 1 and len(rows) > 1 and self.can_batch  # what is asked last, for the model runs to tell
         if together and len({row.lengths for row in rows}) > 1:
-            together = self._pads_to(max(max(row.lengths, default=0) for row in rows))
+            together = self._trials.pads_to(max(max(row.lengths, default=0) for row in rows))
         if together:
-            together = not self._meet_in(rows, batch_size)
+            together = not self._trials.meet_in(rows, batch_size, lambda: self._images_meet(rows[0]))
         return batches(rows, batch_size if together else 1, tasks.border(self.module))
-
-    def _meet_in(self, rows: Sequence[Row], batch_size: int) -> bool:
-        """Whether rows see each other that did not where fewer ran together: experts of a module of one's own may take
-        a number of tokens that no attribute tells. Tried where there are more of them than twice what was; and whether
-        images do, on the first."""
-        tried = self._tried
-        if not self.task.segments:
-            return tried.once("images meet", lambda: self._images_meet(rows[0]))
-        wide, count = max(max(row.lengths) for row in rows), min(len(rows), batch_size)
-        if wide * count > tried.apart and not (tried.meet or tasks.is_theirs(self.module)):
-            count = min(2 * count, batch_size)
-            tried.meet = tasks.seem_to_meet(self.module, self.task, count, wide)
-            tried.apart = wide * count
-        return tried.meet
 
     def _images_meet(self, row: Row) -> bool:
         batch = self.batch(Questions((row,), (Question(0, None, self.default_target()),)))
         return tasks.signals_meet(self.module, batch.handed)
 
-    @property
-    def _hides(self) -> bool:
-        """Tried once, where nothing that is hidden makes a difference."""
-        return self._tried.once("hides", lambda: tasks.hides(self.module, self.task))
-
-    @property
-    def _heeds_mask(self) -> bool:
-        """Tried once."""
-        how = self.module, self.task, self.pad_id or 0, self.padding_side
-        return self._tried.once("heeds its mask", lambda: tasks.heeds_mask(*how))
-
-    @cached_property
-    def _hides_ones(self) -> bool:
-        """Tried once, before a run."""
-        return bool(self.task.segments) and tasks.hides_ones(self.module, self.task, self.pad_id or 0)
-
-    def _pads_to(self, wide: int) -> bool:
-        """Whether a module of one's own says the same of a text that is padded to so many tokens: its angles may hang
-        on how many there are. Tried where there are more than ever before; transformers' says so (``tasks.border``)."""
-        tried = self._tried
-        held, failed = tried.padded
-        if wide > held and wide < failed and self.task.segments and not tasks.is_theirs(self.module):
-            how = self.module, self.task, self.pad_id or 0, self.padding_side
-            tried.padded = (wide, failed) if tasks.heeds_mask(*how, wide) else (held, wide)
-        return wide < tried.padded[1]
-
-    @property
-    def _looks_back(self) -> bool:
-        """Tried once, not for each call: it takes two runs of the model, or of what a classifier of texts reads."""
-        body = getattr(self.module, "base_model", None) if self.task.reads == "whole" else None
-        module = body if isinstance(body, torch.nn.Module) else self.module
-        return self._tried.once("looks back", lambda: tasks.looks_back(module))
-
     def end_of(self, row: Row) -> int:
         """Where the last token of a text is that is no padding, which may be what ends texts, too."""
-        return next((at for at, each in reversed([*enumerate(row.tokens.ids)]) if each != self.pad_id), 0)
+        return end_of(row.tokens.ids, self.pad_id)
 
     def sees_nothing(self, position: int, seen: NDArray[np.bool_]) -> bool:
         """Whether there is a layer in which one place of ``[T]`` sees none of those that are seen. A classifier may
@@ -490,19 +381,10 @@ class BoundModel(Named):
         to both sides reads nobody knows which place."""
         if seen[position]:
             return False
-        looks_back = self.task is Task.CAUSAL or (not seen[max(position - 1, 0)] and self._looks_back)
+        looks_back = self.task is Task.CAUSAL or (not seen[max(position - 1, 0)] and self._trials.looks_back)
         if self.task.reads == "whole" and not looks_back:
             return False
         return not seen[tasks.seen_from(self.module, position, looks_back)].any()
-
-    @property
-    def _rows_alone(self) -> bool:
-        """Tried once, before a run."""
-        return self.task.reads != "position" or (not tasks.head_is_hooked(self.module) and self._head_is_alone)
-
-    @property
-    def _head_is_alone(self) -> bool:
-        return self._tried.once("head", lambda: tasks.rows_alone(self.module, self.task, self.pad_id or 0))
 
     @property
     def pads_up(self) -> bool:
@@ -512,8 +394,7 @@ class BoundModel(Named):
     @property
     def pad_id(self) -> int | None:
         """What it takes for padding, or None."""
-        found = getattr(tasks.text_config(self.module), "pad_token_id", None)
-        return found if isinstance(found, int) and found >= 0 else None
+        return tasks.pad_id(self.module)
 
     def batch(self, questions: Questions, *, exactly: bool = False, apart: bool = False) -> Batch:
         """The rows of some questions as the model takes them.
@@ -538,12 +419,12 @@ class BoundModel(Named):
                 f"{type(self.module).__name__} reads the last token of each choice, which padding would be; pass "
                 "choices of equal length"
             )
-        if uneven and not (self.accepts("attention_mask") and self._heeds_mask):
+        if uneven and not (self.accepts("attention_mask") and self._trials.heeds_mask):
             raise ModelError(
                 f"{type(self.module).__name__} would read the padding of the shorter text, as it takes no "
                 "attention_mask or does not heed it; pass texts of equal length, in tokens"
             )
-        if self._hides_ones:
+        if self._trials.hides_ones:
             raise ModelError(
                 f"a mask of ones changes what {type(self.module).__name__} says, as where 1 hides a token "
                 "(key_padding_mask); let its attention_mask be 1 where a token is seen and 0 where it is padding, as "
@@ -551,37 +432,18 @@ class BoundModel(Named):
             )
         with torch.inference_mode(False):  # else the ids could not be saved for the backward pass
             width = widths(questions.rows, self.limit) if self.pads_up and not exactly else ()
-            width = width if width and self._pads_to(max(width)) else ()
+            width = width if width and self._trials.pads_to(max(width)) else ()
             how: dict[str, Any] = {"pad_id": self.pad_id or 0, "side": self.padding_side}
             batch = batch_of(questions.rows, self.module, self.task, width=width, **how)
             if self._turns_unseen(batch):
                 batch = batch_of(questions.rows, self.module, self.task, width=(batch.wide + 1,), **how)
             if apart and batch.arguments:
-                wider = self._apart(batch)
+                rows = batch.tokens // sum(batch.widths)
+                is_taken = rows > 1 and has_turned(self.module) and self.can_batch
+                wider = widened(batch.widths, {rows} if is_taken else set(), self.limit)
                 if wider != batch.widths:
                     batch = batch_of(questions.rows, self.module, self.task, width=wider, **how)
             return batch
-
-    def _apart(self, batch: Batch) -> tuple[int, ...]:
-        """How wide each of its arguments is to be so that none is as wide as another is, or as there are rows.
-
-        Raises:
-            InputError: the model has no places for more padding.
-        """
-        rows = batch.tokens // sum(batch.widths)
-        taken = {rows} if rows > 1 and has_turned(self.module) and self.can_batch else set()
-        found: list[int] = []
-        for wide in reversed(batch.widths):  # a decoder's first
-            free = next(each for each in count(wide) if each not in taken)
-            if self.limit is not None and wide <= self.limit < free:
-                raise InputError(
-                    f"an encoder's tokens, a decoder's or the rows of a batch are {self.limit} alike, as many as the "
-                    "model's context, and inside of the model nothing tells them apart; shorten one text, or pass "
-                    "fewer rows"
-                )
-            taken.add(free)
-            found.append(free)
-        return tuple(reversed(found))
 
     def _turns_unseen(self, batch: Batch) -> bool:
         """Whether nobody could tell if the model turns these ids round, as XLNet does: they are the same turned."""
@@ -655,7 +517,7 @@ class BoundModel(Named):
             NonFiniteError: NaN or infinity in the logits.
         """
         batch = self.batch(questions)
-        reading = self._reading(batch, batch.positions(questions), self._rows_alone)
+        reading = self._reading(batch, batch.positions(questions), self._trials.rows_alone)
         with torch.no_grad(), attending_as_before(self.module), unpacked(self.module), reading as read:
             answers = self._answers(questions, read(self.module(**batch.handed)))
         _refuse_non_finite(answers.logits)
@@ -697,53 +559,29 @@ class BoundModel(Named):
         exactly = attention_mask is not None or embeddings is not None
         masks = None if attention_mask is None or embeddings is not None or taps is not None else attention_mask
         asked = questions
-        if masks is not None and worth(masks) and self._says_the_same(questions):
-            questions, attention_mask = without_hidden(questions, masks, self._first_position)
+        if masks is not None and worth(masks) and self._trials.says_the_same(self._run, questions):
+            questions, attention_mask = without_hidden(questions, masks, self._trials.first_position)
             exactly = False
         state = torch.get_rng_state()
         found = self._values(questions, attention_mask, embeddings, taps, batch_size, read, exactly)
-        if not torch.equal(state, torch.get_rng_state()) and self._draws(asked):
-            raise ModelError(
-                f"{type(self.module).__name__} draws random numbers as it runs, and says something else of the same "
-                "input each time, so differences between runs tell nothing of what was changed; let it draw the same "
-                "(Reformer's hash_seed)"
-            )
+        if not torch.equal(state, torch.get_rng_state()):
+            self._trials.refuse_drawing(self._run, asked)
         if attention_mask is not None and len({tuple(mask.tolist()) for mask in attention_mask}) > 1:
-            moved = (found - found[:1]).abs().max()
-            if moved <= 16 * torch.finfo(found.dtype).eps * found.abs().max() and not self._hides:
-                is_half = self.dtype in ("bfloat16", "float16")
-                told = f", as far as {self.dtype} tells," if is_half else ""
-                mend = "try dtype float32, or " if is_half else ""
-                raise ModelError(
-                    f"{type(self.module).__name__} takes an attention_mask and{told} does not look at it, so no token "
-                    f"can be hidden from it; {mend}use a method or a perturbation that changes the tokens or their "
-                    "embeddings"
-                )
-        if masks is not None and self._counts_places(asked):
-            raise ModelError(
-                f"{type(self.module).__name__} counts tokens' places by its attention_mask, or which one it reads, so "
-                "others move where a token is hidden, and none can be hidden in its place; let it take position_ids, "
-                "or use a method or a perturbation that changes the tokens or their embeddings"
-            )
-        if masks is not None and self._sees_hidden(asked):
-            raise ModelError(
-                f"in {type(self.module).__name__} other tokens see what its attention_mask hides, as by a convolution, "
-                "a recurrence or a pooling over tokens, so no token can be hidden so; use a method or a perturbation "
-                "that changes the tokens or their embeddings"
-            )
-        if masks is not None and self._reads_another(asked):
-            raise ModelError(
-                f"{type(self.module).__name__} counts by its attention_mask which token it reads, and reads one before "
-                "it where a token is hidden, so no token can be hidden so; use a method or a perturbation that changes "
-                "the tokens or their embeddings"
-            )
-        if masks is not None and self._reads_hidden(asked, masks):
-            raise ModelError(
-                f"in {type(self.module).__name__} a hidden token that is read looks at others that are hidden, as "
-                "where they fill its window of attention, of which nothing tells; use a method or a perturbation that "
-                "changes the tokens or their embeddings"
-            )
+            self._trials.refuse_unmoved(found)
+        if masks is not None:
+            self._trials.refuse_hiding(self._run, partial(self.batch, exactly=True), asked, masks)
         return found
+
+    def _run(
+        self,
+        questions: Questions,
+        attention_mask: Sequence[Tensor] | None,
+        batch_size: int,
+        read: Callable[[int, Target, Tensor], Tensor],
+        exactly: bool,
+    ) -> Tensor:
+        """A run of questions, as trials make it."""
+        return self._values(questions, attention_mask, None, None, batch_size, read, exactly)
 
     def _values(
         self,
@@ -760,7 +598,7 @@ class BoundModel(Named):
         asked: dict[int, list[int]] = {row: [] for row in range(len(questions.rows))}
         for i, question in enumerate(questions.asked):
             asked[question.row].append(i)
-        alone = self._rows_alone
+        alone = self._trials.rows_alone
         changed_in_place = attention_mask is not None or embeddings is not None
         for group in self._groups(questions.rows, batch_size, exactly):
             some = questions.about(group)
@@ -776,7 +614,7 @@ class BoundModel(Named):
                 stack.enter_context(attending_as_before(self.module))
                 stack.enter_context(unpacked(self.module))
                 if attention_mask is not None:
-                    stack.enter_context(self._places_held(whole))
+                    stack.enter_context(whole.places_held(self.module))
                 if taps is not None:
                     stack.enter_context(propagate(self.module, GRADIENT, (), taps=taps(batch, group)))
                 if attention_mask is not None:
@@ -798,201 +636,6 @@ class BoundModel(Named):
                 "method, or try dtype float32"
             )
         return every
-
-    @property
-    def _spare(self) -> list[int]:
-        """Two tokens to try the model with, out of the middle of its vocabulary."""
-        count = tasks.first_weight(self.module).shape[0]
-        return [i for i in range(count // 2, count) if i != self.pad_id][:2]
-
-    def _sees_hidden(self, questions: Questions) -> bool:
-        """Whether what the model says hangs on what stands in hidden places that are not read. Tried once, on the first
-        text that can tell."""
-        tried = self._tried
-        if tried.is_seen is not None:
-            return tried.is_seen
-        some = told_apart(questions, self.task is Task.CAUSAL, self._spare, self.pad_id)
-        if some:
-            third, every = some
-            tried.is_seen = self._tells_apart(*third, SAME)
-            with suppress(RuntimeError, ValueError, IndexError, NonFiniteError):  # with next to nothing left
-                # which is small beside what is lost
-                tried.is_seen = tried.is_seen or self._tells_apart(*every, 4 * SAME)
-        return bool(tried.is_seen)
-
-    def _draws(self, questions: Questions) -> bool:
-        """Whether the model says something else of the same input in another run. Tried once."""
-
-        def differ() -> bool:
-            asked = questions.alone([0])
-            one, other = (
-                self._values(
-                    asked, None, None, None, 1, lambda _, __, logits: logits.double().nan_to_num(), exactly=True
-                )
-                for _ in range(2)
-            )
-            lost = SAME * torch.finfo(tasks.first_weight(self.module).dtype).eps * one.abs().max()
-            return bool((one - other).abs().max() > lost)
-
-        return self._tried.once("draws", differ)
-
-    def _reads_hidden(self, questions: Questions, masks: Sequence[Tensor]) -> bool:
-        """Whether what is read at a hidden place hangs on hidden places beside it: a softmax over nothing but numbers
-        far below 0 is a mean of all. Tried where most are hidden before it, or on either side, until there are more."""
-        tried = self._tried.read_alone
-        most: dict[object, tuple[float, int, list[int]]] = {}
-        for i, (asked, mask) in enumerate(zip(questions.asked, masks, strict=True)):
-            row, target = questions.rows[asked.row], asked.target
-            if row.arguments or len(row.segments) > 1:
-                continue
-            read: list[Any] = [target.token, target.end] if isinstance(target, Span) else [asked.position]
-            if self.task.reads == "whole":
-                read = [0, self.end_of(row), len(mask) - 1]
-            places = [place for place in read if isinstance(place, int)]
-            for place in places:
-                before, after = _hidden_beside(mask.tolist(), place)
-                for side, wide in (("before", before), ("either", min(before, after))):
-                    kind = side, place == 0
-                    if wide > max(tried.get(kind, 0), most.get(kind, (0,))[0]):
-                        most[kind] = wide, i, places
-        if not can_tell(tasks.first_weight(self.module).dtype):
-            return False
-        for which, (wide, i, places) in most.items():
-            asked, mask = questions.asked[i], masks[i]
-            row, spare = questions.rows[asked.row], self._spare
-            (first,) = row.segments
-            ids = list(first.tokens.ids)
-            for place in (mask == 0).nonzero().flatten().tolist():
-                if place not in places and ids[place] != self.pad_id:
-                    ids[place] = next(each for each in spare if each != ids[place])
-            other = replace(row, segments=(replace(first, tokens=replace(first.tokens, ids=tuple(ids))),))
-            pair = replace(questions, rows=(row, other), asked=(replace(asked, row=0), replace(asked, row=1)))
-            if self._tells_apart(pair, [mask] * 2, [at for at in range(len(ids)) if at not in places], SAME):
-                return True
-            tried[which] = wide
-        return False
-
-    def _tells_apart(self, pair: Questions, masks: Sequence[Tensor], places: Sequence[int], same: int) -> bool:
-        """Whether what the model says elsewhere than in these places is another of the second text, by more than so
-        many times the precision."""
-
-        def elsewhere(_: int, __: Target, logits: Tensor) -> Tensor:
-            kept = logits.double().masked_fill(logits == -torch.inf, 0.0)
-            if self.task.reads == "span":  # each place has its own, those too
-                kept[[*places, *(place + len(kept) // 2 for place in places)]] = 0.0
-            return kept
-
-        alone, beside = (self._values(pair, masks, None, None, size, elsewhere, exactly=True) for size in (1, 2))
-        lost = same * torch.finfo(tasks.first_weight(self.module).dtype).eps * alone.abs().max()
-        lost = lost.maximum(4 * (alone - beside).abs().max())
-        return bool((alone[0] - alone[1]).abs().max() > lost)
-
-    def _reads_another(self, questions: Questions) -> bool:
-        """Whether a model that reads a text as a whole looks at its last token, and no longer where one before that is
-        hidden, as one that pools at ``attention_mask.sum() - 1``. Tried once, on the first text that can tell."""
-        tried = self._tried
-        if tried.reads_on is None and self.task.reads == "whole":
-            found = with_another_end(questions, self._spare)
-            if found is None:
-                return False
-            try:
-                logits = self._values(*found, None, None, 1, lambda _, __, logits: logits.double(), exactly=True)
-            except (RuntimeError, ValueError, IndexError):  # it reads where a certain token is
-                tried.reads_on = True
-                return False
-            lost = SAME * torch.finfo(tasks.first_weight(self.module).dtype).eps * logits.abs().max()
-            whole, hidden = ((one - other).abs().max() for one, other in (logits[:2], logits[2:]))
-            tried.reads_on = not bool(whole > lost >= hidden)
-        return tried.reads_on is False
-
-    def _counts_places(self, questions: Questions) -> bool:
-        """Whether a module of one's own does more with its mask than to hide tokens (:class:`~lrpx.tasks.Counting`):
-        what it says of a text without one is then of other places, too. Tried once, on a text of :data:`TRIED` tokens
-        out of the first; transformers' are known (BLOOM's distances are the method's own words)."""
-        if tasks.is_theirs(self.module):
-            return False
-        return self._tried.once("counts places", lambda: self._tries_another_mask(questions))
-
-    def _tries_another_mask(self, questions: Questions) -> bool:
-        row, wide = questions.rows[0], TRIED
-        first, *others = row.segments
-        if row.arguments:
-            wide = len(first)
-        elif self.limit is not None:
-            wide = min(wide, self.limit)
-        some = [place * len(first) // wide for place in range(wide)]
-        segments = (first if row.arguments else first.only(some), *others)
-        read = len(segments[-1]) - 1 if self.task.reads == "position" else None
-        asked = Questions((replace(row, segments=segments),), (Question(0, read, questions.asked[0].target),))
-        if wide < 2:
-            return False
-        middle = (wide - 1) // 2
-        without = torch.ones(wide, wide, dtype=torch.int64).fill_diagonal_(0)  # each of its rows hides another token
-        without[:, middle] = 0
-        apart = [place for place in (0, wide * 3 // 16, wide * 3 // 4) if place != middle]
-        without[middle] = 1
-        without[middle, apart] = 0  # no place but the first has as many before it
-        hidden = [[*apart, middle] if place == middle else [place] for place in range(wide - 1)]
-        batch = self.batch(asked, exactly=True)
-        seen = torch.ones(wide, dtype=torch.int64)
-        seen[middle] = 0  # and the last token is hidden in none, where a classifier may read
-        every = [batch.changed(self.module, "attention_mask", [each]).inputs for each in (seen, *without[:-1])]
-
-        def run(inputs: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> tasks.Counting:
-            masks = [each["attention_mask"] for each in others]
-            counting = tasks.Counting(self.module, tasks.first_weight(self.module), inputs, masks, hidden[: len(masks)])
-            with (
-                suppress(RuntimeError, ValueError, IndexError),  # it reads where a certain token is, or takes fewer
-                torch.no_grad(), as_it_was(self.module), unpacked(self.module), self._places_held(batch), counting,
-            ):  # fmt: skip
-                counting.end(self.module(**inputs))
-            return counting
-
-        found = run(every[0], every[1:])
-        return found.counts or (bool(found.unseen) and found.saw_other(run(every[1 + middle], [])))
-
-    def _places_held(self, batch: Batch) -> AbstractContextManager[None]:
-        """Where a mask hides tokens, they keep their places: beside an image they are counted otherwise, and a module
-        around another may count them by the mask."""
-        around = not tasks.is_theirs(self.module) and PLACES not in argument_names(self.module.forward)
-        held = (batch.rows[0].arguments or around) and "input_ids" in batch.inputs
-        return holding(self.module, batch.handed) if held else nullcontext()
-
-    def _says_the_same(self, questions: Questions) -> bool:
-        """Whether the model says the same of rows without their hidden tokens. Tried on the longest of them, and known
-        from then on of rows that are not longer, in this precision, place and attention. (Interventions may be at
-        places of the text.)"""
-        if not can_drop(questions, self.task, self.pad_id) or not self.accepts("position_ids"):
-            return False
-        if intervened(self.module):
-            return False
-        row = max(questions.rows, key=lambda each: each.lengths)
-        (length,) = row.lengths
-        dtype = tasks.first_weight(self.module).dtype
-        if not can_tell(dtype):
-            return False
-        kind = dtype, self.device, getattr(self.config, "_attn_implementation", None)
-        dropping = self._tried.dropping
-        holds, fails = dropping.get(kind, (0, torch.inf))
-        if holds < length < fails:
-
-            def logits(_: int, __: Target, found: Tensor) -> Tensor:
-                return found.double().masked_fill(found == -torch.inf, 0.0)
-
-            def run(some: Questions, masks: Sequence[Tensor], exactly: bool, batch_size: int) -> Tensor:
-                return self._values(some, masks, None, None, batch_size, logits, exactly)
-
-            read_at = length - 1 if self.task.reads == "position" else None  # as far from the others as there is any
-            asked = Question(0, read_at, questions.asked[0].target)
-            tried = Questions((row,), (asked,))
-            same = proven(run, tried, self._first_position, torch.finfo(dtype).eps)
-            holds, fails = (length, fails) if same else (holds, length)
-            dropping[kind] = holds, fails
-        return length <= holds
-
-    @cached_property
-    def _first_position(self) -> int:
-        return int(tasks.count_positions(self.module, torch.ones(1, 1, dtype=torch.int64)))
 
     @contextmanager
     def traced(
@@ -1028,7 +671,7 @@ class BoundModel(Named):
         """
         batch = self.batch(questions, apart=taps is not None)
         self._know_tokens(batch)
-        recompute, alone = self.recompute and taps is None, self._rows_alone
+        recompute, alone = self.recompute and taps is None, self._trials.rows_alone
         how: dict[str, Any] = {"ledger": ledger, "recompute": recompute, "heads": heads}
         compiled = not (self.compiler is None or plain or ledger or heads or taps is not None or recipe.has_positions())
         own: list[Tap] = [Learned(len(batch.rows))] if learned and not compiled else []
@@ -1064,10 +707,16 @@ class BoundModel(Named):
                 seen = logits.detach()
                 if not is_finite(seen):
                     trace.refuse_non_finite(seen.masked_fill(seen == -torch.inf, 0.0), "logits")
-                self._refuse_probabilities(seen, -3 if self.task.reads == "map" else -1)
-            self._refuse_sigmoids(logits, batch, given["positions"])
+                refuse_probabilities(self.module, seen, -3 if self.task.reads == "map" else -1)
+            if self.task.reads not in ("embeddings", "similarity"):
+                refuse_sigmoids(self.module, logits, lambda: self._again(batch, given["positions"]))
             answers = self._answers(questions, logits, plain=not recipe.has_rules())
             yield Pass(questions, batch, trace, answers, paths, packs, self.pad_id)
+
+    def _again(self, batch: Batch, positions: Tensor | None) -> Tensor:
+        """The logits of another run."""
+        with self._reading(batch, positions, self._trials.rows_alone) as read:
+            return read(self.module(**batch.handed))
 
     def _know_tokens(self, batch: Batch) -> None:
         """Look for the tokens' modules beside an image before a run in which an intervention may ask for them."""
@@ -1079,51 +728,6 @@ class BoundModel(Named):
         if self.task.reads == "span":  # where there is text, whatever the mask hides
             inputs = {tasks.MASKS["input_ids"]: batch.real.to(tasks.input_device(self.module))}
         return tasks.reading(self.module, self.task, inputs, positions, self.pooling, alone)
-
-    def _refuse_probabilities(self, logits: Tensor, dim: int) -> None:
-        """Refuse a model that ends in a softmax, of which rules give other relevance than of the logits before it.
-
-        Raises:
-            ModelError: no logit is negative, and those along a dimension, of the tokens or classes, sum to one.
-        """
-        if logits.shape[dim] > 1 and logits.numel() and float(logits.min()) >= 0:
-            sums = logits.double().sum(dim)
-            # no more than a softmax may lose, for two or three logits sum to about 1 by chance too
-            if bool(((sums - 1).abs() <= max(torch.finfo(logits.dtype).eps, 1e-6, 1e-8 * logits.shape[dim])).all()):
-                raise ModelError(
-                    f"{type(self.module).__name__} gives probabilities, not logits: none is negative, they sum to 1, "
-                    "as after a softmax; pass the model without the softmax at its end, and ask for the target LogProb "
-                    "where you want to explain a probability"
-                )
-
-    def _refuse_sigmoids(self, logits: Tensor, batch: Batch, positions: Tensor | None) -> None:
-        """Refuse a model that ends in a sigmoid, or the logarithm of one, whose relevance has the other sign than that
-        of the logits before it: where these are negative, or positive. It runs once more to tell, where all that it
-        gives is between 0 and 1, or not above 0: in another thread, where no recipe holds.
-
-        Raises:
-            ModelError: its output is that of a sigmoid, or its logarithm.
-        """
-        with torch._C.DisableTorchFunction():
-            seen = logits.detach()
-            is_log = bool((seen <= 0).all()) and _are_of_function(logits)
-            if self.task.reads in ("embeddings", "similarity") or not (is_log or _are_probabilities(seen)):
-                return
-
-        def ends_in_one() -> bool:
-            with torch.no_grad(), _Sigmoids() as sigmoids, self._reading(batch, positions, self._rows_alone) as read:
-                found = read(self.module(**batch.handed))
-            return any(bool(torch.isin(found, each).all()) for each in sigmoids.given)
-
-        with ThreadPoolExecutor(1) as thread:
-            if thread.submit(ends_in_one).result():
-                given, what = (
-                    ("log-probabilities", "logarithm of a sigmoid") if is_log else ("probabilities", "sigmoid")
-                )
-                raise ModelError(
-                    f"{type(self.module).__name__} gives {given}, not logits: it ends in a {what}; pass the model "
-                    f"without the {what} at its end"
-                )
 
     def _answers(self, questions: Questions, slots: Tensor, *, plain: bool = False) -> Answers:
         """The answers, from the logits ``[B, n, V]``; ``plain``: with the plain gradient of the targets.
@@ -1163,192 +767,6 @@ class BoundModel(Named):
         except TargetError as error:
             where = questions.row_of(question).where
             raise TargetError(f"{error}{where}") if where else error from None
-
-
-@dataclass
-class _Tried:
-    """What runs have told of a model as long as its user has put the same into it (:func:`lrpx.tasks.changes`).
-
-    Attributes:
-        changes: what that is.
-        is_seen: whether it says what stands in hidden places.
-        reads_on: whether it reads the same token where one before that is hidden.
-        read_alone: how many hidden places may be before one that is read, or on either side, without a trace in it.
-        dropping: in which precision, place and attention it says the same without hidden tokens, up to how many tokens,
-            and from how many it does not.
-        padded: how far padding changed nothing, and from where it does.
-        apart: how many tokens ran together of which none saw others of another row.
-        meet: whether more of them did.
-        found: the rest, by name.
-    """
-
-    changes: tuple[object, ...]
-    is_seen: bool | None = None
-    reads_on: bool | None = None
-    read_alone: dict[object, float] = field(default_factory=dict)
-    dropping: dict[object, tuple[int, float]] = field(default_factory=dict)
-    padded: tuple[float, float] = (7.0, math.inf)
-    apart: int = 24
-    meet: bool = False
-    found: dict[str, bool] = field(default_factory=dict)
-
-    @property
-    def is_hooked(self) -> bool:
-        return any(isinstance(each, tuple) and each[0] == "hook" for each in self.changes)
-
-    def once(self, name: str, trial: Callable[[], bool]) -> bool:
-        """What a trial tells, which is made the first time."""
-        if name not in self.found:
-            self.found[name] = trial()
-        return self.found[name]
-
-
-def _hidden_beside(seen: Sequence[int], place: int) -> tuple[float, float]:
-    """How many places in a row are hidden before a hidden one, and behind it; up to an end, any number.
-
-    >>> _hidden_beside([1, 0, 0, 0], 2), _hidden_beside([1, 0, 0, 1], 2), _hidden_beside([1, 1, 1, 0], 2)
-    ((1, inf), (1, 0), (0, 0))
-    """
-    if seen[place]:
-        return 0, 0
-    before, after = (
-        next((n for n, each in enumerate(side) if each), math.inf) for side in (seen[:place][::-1], seen[place + 1 :])
-    )
-    return before, after
-
-
-FUNCTIONS = frozenset(("Log", "LogSigmoid", "Softplus", "_Identity", _nodes.OWN))
-"""Nodes of the graph that may have made the logarithm of a sigmoid, by themselves or under a rule."""
-
-
-def _are_of_function(logits: Tensor) -> bool:
-    """Whether it was no layer but a function that gave the logits, in whatever shape or selection."""
-    node: Any = logits.grad_fn
-    while node is not None and _nodes.kind(node) in _nodes.SHAPES | {"Index", "IndexSelect", "Select", "Slice"}:
-        node = node.next_functions[0][0]
-    return node is not None and _nodes.kind(node) in FUNCTIONS
-
-
-def _are_probabilities(values: Tensor) -> bool:
-    return bool(((values >= 0) & (values <= 1)).all())
-
-
-class _Sigmoids(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps what the sigmoids in a block give, and the logarithms of sigmoids."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.given: list[Tensor] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        called, aten = func.overloadpacket, torch.ops.aten
-        is_log = called in (aten.log, aten.log_) and any(bool(torch.isin(args[0], each).all()) for each in self.given)
-        found = func(*args, **(kwargs or {}))
-        if is_log or called in (aten.sigmoid, aten.sigmoid_):
-            self.given.append(found.detach().clone())
-        elif called == aten.softplus:  # of the negative
-            self.given.append(-found.detach())
-        elif called == aten.log_sigmoid_forward:
-            self.given.append(found[0].detach().clone())
-        return found
-
-
-def _refuse_no_numbers(module: Module) -> None:
-    """Refuse weights on the device "meta", which nothing brings when they are needed, as accelerate's hooks do: torch
-    multiplies with them on the CPU, and gives whatever is in memory.
-
-    Raises:
-        ModelError: there are some.
-    """
-    if any(hasattr(each, "_hf_hook") or each._forward_pre_hooks for each in module.modules()):
-        return
-    empty = next((name for name, weight in module.named_parameters() if weight.is_meta), None)
-    if empty is not None:
-        raise ModelError(
-            f'{empty} of {type(module).__name__} is on the device "meta", which holds no numbers; load its weights'
-        )
-
-
-def _plain(config: Any) -> Any:
-    """A configuration as plain JSON values, without what says where it is from, and how it runs, up to rounding."""
-    if hasattr(config, "to_dict"):
-        config = config.to_dict()
-    elif is_dataclass(config) or isinstance(config, SimpleNamespace):
-        config = vars(config)
-    if isinstance(config, Mapping):
-        return {str(name): _plain(value) for name, value in config.items() if name not in NO_CONTENT}
-    if isinstance(config, (list, tuple)):
-        return [_plain(each) for each in config]
-    if isinstance(config, Enum):
-        return _plain(config.value)
-    if not isinstance(config, Tensor) and hasattr(config, "tolist"):  # numpy's
-        return config.tolist()
-    return config if config is None or isinstance(config, (str, int, float)) else type(config).__name__
-
-
-def _sum_of_bits(values: Tensor) -> int:
-    """The sum of all numbers, each read as a whole one: exact, and so the same in any order, on any device."""
-    if values.is_complex():
-        values = torch.view_as_real(values)
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
-    return int(values.contiguous().view(whole).sum(dtype=torch.int64))
-
-
-def _reading(reader: Any) -> dict[str, Any]:
-    """A tokenizer, processor or None as plain JSON values, without where it is from, how it pads and how it cuts."""
-    found: dict[str, Any] = {name: _plain(getattr(reader, name, None)) for name in OF_READERS}
-    found["held"] = [_reading(getattr(reader, name)) for name in HELD if getattr(reader, name, None) is not None]
-    backend = getattr(reader, "backend_tokenizer", None)
-    if backend is not None:
-        described: dict[str, Any] = json.loads(backend.to_str())
-        return found | described | {"padding": None, "truncation": None}
-    if hasattr(reader, "to_dict"):
-        found["config"] = _plain(reader.to_dict())
-    elif reader is not None:  # a tokenizer in Python: its class, its fields, its vocabulary, its files, as of merges
-        found["class"] = type(reader).__name__
-        fields = {name: each for name, each in vars(reader).items() if not name.endswith(NO_READING)}
-        found["fields"] = {name: each for name, each in fields.items() if isinstance(each, (int, float, str))}
-        found["settings"] = {name: _setting(each) for name, each in fields.items() if name.endswith(SETTINGS)}
-        found["vocabulary"] = reader.get_vocab() if hasattr(reader, "get_vocab") else None
-        if hasattr(reader, "save_vocabulary"):
-            with TemporaryDirectory() as folder, suppress(NotImplementedError):
-                reader.save_vocabulary(folder, filename_prefix=None)
-                files = sorted(Path(folder).iterdir())
-                found["files"] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
-    return found
-
-
-def _setting(value: Any) -> Any:
-    """A tokenizer's setting as plain JSON values; of an added token all that it says of itself."""
-    if isinstance(value, dict):
-        return {str(name): _setting(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple, set)):
-        return [_setting(each) for each in (sorted(value) if isinstance(value, set) else value)]
-    if value is None or isinstance(value, (str, int, float)):
-        return value
-    return repr(value) if type(value).__name__ == "AddedToken" else type(value).__name__
-
-
-def _has_cases(tokenizer: Any) -> bool:
-    """Whether a text in capitals is another one to a tokenizer."""
-    small = "the quick brown fox jumps over a lazy dog"
-    return bool(tokenizer(small)["input_ids"] != tokenizer(small.upper())["input_ids"])
-
-
-def _refuse_no_tokenizer(given: Any, needed: str = "__call__") -> None:
-    """Refuse what cannot read texts: a name, a class, a tokenizer of another library, one without a method needed."""
-    if isinstance(given, (str, bytes, PathLike)):
-        name = fsdecode(given)
-        raise InputError(
-            f"the tokenizer is {name!r}, a name; pass AutoTokenizer.from_pretrained({name!r}), or load it with the "
-            "model by Explainer.from_pretrained(name_or_folder)"
-        )
-    if given is not None and (isinstance(given, type) or not hasattr(given, needed)):
-        kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
-        raise InputError(
-            f"the tokenizer is {kind}; pass a tokenizer or processor of transformers, such as "
-            "PreTrainedTokenizerFast(tokenizer_object=…), or None and token ids"
-        )
 
 
 def _refuse_non_finite(logits: Tensor) -> None:

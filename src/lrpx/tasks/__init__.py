@@ -25,6 +25,7 @@ from lrpx.tasks._tasks import (
     input_device as input_device,
     input_embedding as input_embedding,
     may_hand_on as may_hand_on,
+    pad_id as pad_id,
     part_of as part_of,
     pixel_argument as pixel_argument,
     position_ids as position_ids,

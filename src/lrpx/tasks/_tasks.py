@@ -418,6 +418,12 @@ def text_config(model: Module) -> Any:
     return config if part is None else part()
 
 
+def pad_id(model: Module) -> int | None:
+    """What a model takes for padding, or None."""
+    found = getattr(text_config(model), "pad_token_id", None)
+    return found if isinstance(found, int) and found >= 0 else None
+
+
 def context_length(model: Module) -> int | None:
     """The most tokens the model has positions for, or None when it has no such limit (T5, BLOOM, Mamba).
 
