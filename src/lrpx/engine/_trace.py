@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from lrpx.engine._places import Place, Side
-    from lrpx.engine._positions import Kept
+    from lrpx.engine._sinks import Kept
     from lrpx.engine._stream import Write
     from lrpx.ledger import Ledger
     from lrpx.recipes import Recipe

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from lrpx._passes import Pass
     from lrpx.engine import Source
-    from lrpx.engine._positions import Kept
+    from lrpx.engine._sinks import Kept
 
 SINKS = {
     "positive": lambda layers: layers.clamp(min=0).sum(0),

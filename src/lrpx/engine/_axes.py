@@ -1,0 +1,461 @@
+"""Which constants are positions, and along which of their dimensions the places are; what nothing tells of is refused.
+
+What was computed from the numbers of places differs from its shadow along the dimension of the places; a table of the
+model itself has a row for each token, and what is added to an image's rows or map a row for each of its places
+(:mod:`lrpx.engine._positions`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from lrpx._kinds import rule_name
+from lrpx.engine._book import storage_of
+from lrpx.engine._gates import EXPONENTS
+from lrpx.engine._graph import descends
+from lrpx.engine._numbers import Numbers, cut_dims, pairs
+from lrpx.engine._tensors import CONSTANT, any_carries, arguments, is_tensor, tensors_in, whole_of
+from lrpx.errors import MethodError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.nn import Module
+
+    from lrpx.engine._places import Source
+    from lrpx.engine._taps import Call
+
+SUMS = frozenset(
+    "add __add__ __radd__ add_ __iadd__ sub subtract __sub__ __rsub__ rsub sub_ __isub__ subtract_".split()
+)
+SCORES, FIRST, LAST = "scores", "channels first", "channels last"
+"""What a tensor is in a model of images: products of two that depend on the input, scaled or in another shape; a map
+``[B, d, R, C]``, which a convolution gives; or ``[B, R, C, d]``."""
+SHAPES = ("permute", "transpose", "swap", "move", "reshape", "view", "T", "flatten")
+"""What is in the names of functions after which channels may be elsewhere."""
+SPLITS = frozenset("split split_with_sizes tensor_split chunk hsplit vsplit dsplit unsafe_split unsafe_chunk".split())
+HIDDEN = 20
+"""How much less than the others a score has that a mask hides: Swin takes 100 off."""
+
+
+class Axis(NamedTuple):
+    """Which dimensions of positions, counted from their end, are those of the places, none where there is one place;
+    and whether what they are added to is scores."""
+
+    dims: tuple[int, ...]
+    is_scores: bool = False
+
+
+class Axes:
+    """Tells which constants of a run are positions, from what was seen of its calls.
+
+    Args:
+        model: whose buffers and parameters may be tables of positions.
+        numbers: what was made of the numbers of places.
+    """
+
+    def __init__(self, model: Module, numbers: Numbers) -> None:
+        self._model = model
+        self._numbers = numbers
+        self._run: Any = None
+        self._is_everywhere = False
+        self._tables: frozenset[int] | None = None
+        self._made: Any = WeakTensorKeyDictionary()
+        self._looked_up: list[Tensor] = []
+        self._of_tables: Any = WeakTensorKeyDictionary()  # what was made of the model's own tensors
+
+    def begin(self, run: Any, *, is_everywhere: bool) -> None:
+        """A run begins, in which positions are met everywhere, or by an image's rows alone."""
+        self._run = run
+        self._is_everywhere = is_everywhere
+
+    def follow(self, call: Call, out: Any) -> None:
+        """Remember what is a score for each pair of places; of a model of images, too, a map with its channels first,
+        or a row that was looked up."""
+        row = call.operation
+        if row is None or not isinstance(out, Tensor) or not (self._is_everywhere or self.is_of_image()):
+            return
+        is_looked_up = call.name == "embedding" and not self._is_everywhere and call.args
+        if is_looked_up and not self._run.is_given(call.args[0]):
+            self._looked_up.append(out)
+        given = [each for each in (*call.args, *call.kwargs.values()) if any_carries(each)]
+        made = {self._made.get(each) if isinstance(each, Tensor) else None for each in given}
+        if row.kind == "matmul":
+            made = {SCORES} if len(given) > 1 else set()
+        elif row.kind == "convolution":
+            made = {FIRST}
+        elif made in ({FIRST}, {LAST}):
+            made = _moved(made, call, out)
+        elif row.kind in ("linear", "source"):
+            return
+        if SCORES in made and call.name in SUMS:
+            made = {SCORES}
+        if len(made) == 1 and made != {None}:
+            self._made[out] = made.pop()
+
+    def follow_tables(self, call: Call, out: Any) -> None:
+        """What is cast, scaled, cut or put together of a table is one, if it was not computed from places."""
+        tables = [each for each in tensors_in((*call.args, *call.kwargs.values())) if self.is_of_model(each)]
+        for made, _ in pairs(out, None) if tables else ():
+            mark = self._numbers.mark(made)
+            if (made.is_floating_point() or made.is_complex()) and (mark is None or mark.is_table):
+                self._of_tables[made] = True
+                if made._base is not None and (dims := cut_dims(call)):
+                    self._numbers.cut(call.args[0], made, dims)
+                elif made._base is not None and call.name in SPLITS:
+                    self._numbers.cut(call.args[0], made)
+
+    def is_of_places(self, c: Tensor) -> bool:
+        """Whether a constant was made of the numbers of places."""
+        mark = self._numbers.mark(c)
+        return mark is not None and not mark.is_table
+
+    def is_of_image(self) -> bool:
+        """Whether the model reads numbers, such as pixels."""
+        return any(source.ids is None for source in self._run.sources)
+
+    def is_of_model(self, c: Tensor) -> bool:
+        """Whether the numbers of a constant are the model's own, or were made of them."""
+        base = whole_of(c)
+        return is_constant(c) and (storage_of(c) in self._memory() or c in self._of_tables or base in self._of_tables)
+
+    def is_constant(self, value: Any) -> bool:
+        """Whether a summand is a constant, or was looked up for all rows alike, as an image's positions may be."""
+        if is_constant(value):
+            return True
+        is_for_all = isinstance(value, Tensor) and value.ndim > 1 and (value.ndim == 2 or len(value) == 1)
+        return is_for_all and any(value is each for each in self._looked_up)
+
+    def are_known_scores(self, value: Any) -> bool:
+        """Whether a tensor is known to be scores."""
+        return is_tensor(value) and self._made.get(value) == SCORES
+
+    def is_map(self, value: Tensor) -> bool:
+        """Whether a tensor is known to be a map, with its channels first or last."""
+        return self._made.get(value) in (FIRST, LAST)
+
+    def of_which(self, given: Sequence[Any], sources: Sequence[Source]) -> list[Source]:
+        """The sources that any of the tensors was computed from; a replay has no graph to tell."""
+        every = [each for each in given if is_tensor(each)]
+        return [source for source in sources if any(descends(each.grad_fn, {id(source.value)}) for each in every)]
+
+    def rows(self) -> int:
+        """How many rows the batch has: of ids, if the model takes any, and positions are met everywhere."""
+        sources = self._run.sources
+        first = next((each for each in sources if (each.ids is not None) is self._is_everywhere), sources[0])
+        shape = first.value.shape if first.ids is None else self.shape_of_ids(first)
+        return int(shape[0]) if first.ids is None or len(shape) > 1 else 1
+
+    def is_turned(self, source: Source) -> bool:
+        """Whether the model has looked up ``[T, B]`` ids of tokens that it was given as ``[B, T]``."""
+        return source.ids is not None and self._numbers.is_turned(source.ids)
+
+    def shape_of_ids(self, source: Source) -> tuple[int, ...]:
+        """The shape of the ids of a source as the model looked them up."""
+        assert source.ids is not None
+        shape = tuple(source.ids.shape)
+        return shape[::-1] if self.is_turned(source) else shape
+
+    def axis(
+        self,
+        c: Tensor,
+        met: Sequence[Any],
+        shape: Sequence[int],
+        *,
+        is_scores: bool = False,
+        is_factor: bool = False,
+    ) -> Axis | None:
+        """The dimension of the places of a constant; None where it is no positions.
+
+        Args:
+            c: the constant.
+            met: what it meets.
+            shape: of what it makes with what depends on the input.
+            is_scores: whether that is known to be the scores of attention. Of the two dimensions of places there, the
+                last is the keys', and what is added belongs to the positions of the keys.
+            is_factor: whether it is multiplied, or joined, and not added.
+
+        Raises:
+            MethodError: nothing tells.
+        """
+        is_kept = self._numbers.mark(c) is None and storage_of(c) in self._memory() and c not in self._of_tables
+        if is_kept and c._base is not None:
+            self._numbers.cut(c._base, c)  # by the model, before the run
+        mark = self._numbers.mark(c)
+        if self._numbers.is_of_input(c):
+            return None
+        if mark is None:
+            return self._axis_of_table(c, met, shape, is_scores=is_scores, is_factor=is_factor)
+        if mark.is_mask and self._hides(c, shape, is_factor=is_factor):
+            return None
+        if mark.is_single and not self._may_be_one_place(shape):
+            return None
+        if mark.shadow is None and mark.is_single:
+            return Axis((), is_scores)
+        if mark.shadow is None:
+            raise self.refusal(f"nothing tells which dimension of positions of shape {list(c.shape)} is the tokens'")
+        of_scores = any(map(self.are_known_scores, met))
+        differs = c != mark.shadow
+        if not (bool(differs.any()) or (mark.is_single and (mark.is_table or is_scores or of_scores))):
+            self._refuse_rows(c, shape, of_scores=is_scores or of_scores, is_known=mark.is_mask)
+            return None  # of one place, a table has no other row, and a distance is the same from another
+        if mark.is_single:
+            return Axis((), is_scores or of_scores)
+        if is_scores:
+            return Axis((-1 if c.shape[-1] > 1 else -2,), is_scores=True)
+        is_pair = c.ndim > 1 and c.shape[-1] == shape[-1] > 1 and c.shape[-2] in (1, shape[-2])
+        # where no tokens are known, a head is as wide as it is, and scores alone are of pairs
+        is_gated = is_factor and _is_gated(c, met)
+        is_pair &= c.shape[-1] in self._numbers.lengths if self._numbers.lengths else of_scores or is_gated
+        # rows of a batch, in which some may differ and others not, as where they are padded
+        rows = -len(shape) if self.rows() > 1 else 0
+        many = {dim: _spread(differs, dim) for dim in range(-c.ndim, 0) if c.shape[dim] > 1 and dim != rows}
+        of_tokens = {dim: count for dim, count in many.items() if c.shape[dim] in self._numbers.lengths}
+        if self._numbers.lengths == {1} and all(count == c.shape[dim] for dim, count in many.items()):
+            return Axis((), is_pair or of_scores)
+        if min(of_tokens.values(), default=math.inf) <= max(min(many.values(), default=0), self._numbers.moved):
+            many = of_tokens  # else others are of places, and there may be as many features as tokens
+        fewest = min(many.values(), default=0)
+        found = [dim for dim, count in many.items() if count == fewest < c.shape[dim]]
+        # a mask that was added to biases of pairs hides some of both dimensions' places, of one maybe more
+        in_both = is_pair and mark.is_pair
+        in_both |= is_pair and all(self._numbers.moved < many.get(dim, 0) for dim in (-2, -1))
+        if len(found) == 1 and not in_both:
+            is_kept = mark.is_table and found == [-1] and not of_scores
+            # frequencies are of a range, too: where no tokens are known they may be what differs the least
+            is_of_features = not self._numbers.lengths and found == [-1] and fewest > self._numbers.moved
+            if is_of_features and not of_scores and c.ndim > 1:
+                why = f"nothing tells which dimension of positions of shape {list(c.shape)} is that of the places"
+                raise self.refusal(why)
+            if is_kept:  # of features, unless it is of keys
+                if len(shape) < 3 or shape[-2] not in self._numbers.lengths:
+                    return None
+                raise self.refusal(f"nothing tells whether a table of shape {list(c.shape)} is of keys or of features")
+            return Axis((found[0],), (is_pair or of_scores) and found[0] == -1)
+        if is_pair and (of_scores or is_gated):  # both dimensions differ alike: queries and keys
+            return Axis((-1,), is_scores=True)
+        raise self.refusal(f"nothing tells which dimension of positions of shape {list(c.shape)} is the tokens'")
+
+    def axis_of_rows(self, c: Tensor, x: Tensor) -> Axis | None:
+        """The same of what is added to the rows or the map of an image, and has a row of its own for each place."""
+        if not self.is_of_image() or self._numbers.mark(c) is not None or self._made.get(x) == SCORES:
+            return None
+        if self._numbers.is_of_input(c):
+            return None
+        if x.ndim not in (3, 4) or len(x) != self.rows() or CONSTANT in vars(x):
+            return None
+        if x.shape[1:-1].numel() == 1 or c.shape[1 - x.ndim :] != x.shape[1:] or not c.is_floating_point():
+            return None
+        of_tokens = [each for each in self._run.sources if each.ids is not None]
+        if not self._run.replaying and self.of_which([x], of_tokens):  # a text beside the image, or a stream of both
+            return None
+        is_first = self._made.get(x) == FIRST
+        if self._made.get(x) not in (FIRST, LAST):  # nobody saw where its channels are
+            is_first = x.shape[-3] != x.shape[-2] == x.shape[-1]
+        return Axis((-2, -1) if x.ndim == 4 and is_first else tuple(range(1 - x.ndim, -1)))
+
+    def _axis_of_table(
+        self, c: Tensor, met: Sequence[Any], shape: Sequence[int], *, is_scores: bool, is_factor: bool
+    ) -> Axis | None:
+        """The same of what was not computed from places: a table of the model with a row for each."""
+        of_scores = is_scores or any(map(self.are_known_scores, met))
+        if c.ndim and not self.is_of_model(c) and not self._numbers.is_given(c):
+            self._refuse_rows(c, shape, of_scores=of_scores)
+            return None
+        if c.ndim < 2 or max(c.shape[:-1]) == 1:  # nearly always
+            return None
+        wide = [dim for dim in range(-c.ndim, -1) if c.shape[dim] > 1]
+        known = [dim for dim in wide if c.shape[dim] in self._numbers.lengths and dim > -len(shape)]
+        is_whole = len(shape) == 3 and wide == [-2] and c.shape[-2:] == tuple(shape[-2:])
+        is_of_input = is_whole and any(each.ids is None for each in self._run.sources)
+        is_pair = is_scores or (len(shape) > 3 and c.shape[-2:] == tuple(shape[-2:]) == (c.shape[-1],) * 2)
+        if is_pair:
+            dim = -1 if c.shape[-1] in (self._numbers.lengths or c.shape) else None
+            if dim is None and not is_scores and self._is_of_blocks(c):
+                raise self.refusal(f"a table of shape {list(c.shape)} has places of a block, and not of all tokens")
+        else:
+            dim = known[0] if len(known) == 1 else -2 if is_of_input else None
+            if dim is None and not self._numbers.lengths and self.is_of_image():
+                self._refuse_kept(c, shape, wide, is_factor=is_factor)
+        if dim is None or c.shape[dim] not in whole_of(c).shape or not self._is_table(c, dim):
+            return None
+        first = 0 if any(map(self.is_turned, self._run.sources)) else 1  # in which the tokens may be, too
+        others = [each for each in range(first - len(shape), 0) if each != dim and shape[each] == c.shape[dim]]
+        is_unclear = any(each < -c.ndim or c.shape[each] == 1 for each in others)
+        is_unclear &= not is_pair or not is_scores
+        # of as many tokens as a head is wide, unless it is for pairs of these
+        is_unclear |= is_pair and not of_scores and c.shape[-1] in self._numbers.lengths
+        # of a text that was cut into blocks, one of which is all of it
+        is_unclear |= not is_pair and not is_of_input and 1 in shape[1 : dim + len(shape)] and c.ndim < len(shape)
+        if is_unclear or (not is_pair and is_of_input and c.shape[-1] == c.shape[-2]):
+            raise self.refusal(f"nothing tells which dimension of a table of shape {list(c.shape)} is the tokens'")
+        return Axis((dim,), is_pair)
+
+    def heads(self, value: Tensor, shape: Sequence[int], rows: int, axis: Axis) -> int | None:
+        """Which dimension of what positions make is that of the heads: see :class:`Sink`.
+
+        Raises:
+            MethodError: nothing tells.
+        """
+        first = -len(shape)
+        if axis.is_scores:
+            found = [-3] if first < -3 else []
+        else:
+            found = [dim for dim in range(first + 1, -1) if dim not in axis.dims]
+        if not axis.dims:  # there is one place
+            found = [] if first == -3 else [dim for dim in found if shape[dim] > 1] or found[:1]
+        if len(found) > 1:  # heads share their angles, which differ along the other dimensions
+            found = [dim for dim in found if dim < -value.ndim or value.shape[dim] == 1]
+        if len(found) > 1:
+            why = f"nothing tells which of the dimensions {list(shape)} is the heads'"
+            raise self.refusal(why, "leave by_head out, or ")
+        if found:
+            return found[0]
+        return 0 if len(shape) == 3 and first not in axis.dims and shape[0] > rows and not self.is_of_image() else None
+
+    def _hides(self, c: Tensor, shape: Sequence[int], *, is_factor: bool) -> bool:
+        """Whether what was made of comparisons alone is a mask: what it does not admit is taken out of a softmax, or
+        multiplied with 0, and what it does is all the same. A bonus for the first token is none."""
+        if not c.is_floating_point():
+            return True
+        if not is_factor:
+            most = c.amax()
+            return bool(((c == most) | (c < most - HIDDEN)).all())
+        dims = [dim for dim in range(-c.ndim, 0) if dim != -len(shape) and c.shape[dim] in self._numbers.lengths]
+        most = c.abs()
+        return all(bool(((c == 0) | (most == most.amax(dim, keepdim=True))).all()) for dim in dims)
+
+    def _refuse_kept(self, c: Tensor, shape: Sequence[int], wide: Sequence[int], *, is_factor: bool) -> None:
+        """Refuse a table that is multiplied with an image's heads, as angles that were kept are, or is added to rows
+        that come after the places.
+
+        Raises:
+            MethodError: it is one.
+        """
+        is_of_heads = is_factor and len(shape) > 3 and not isinstance(c, Parameter)
+        is_turned = not is_factor and len(shape) == 3 and wide == [-3] and c.shape[-3] == shape[-3] > 1
+        if len(wide) == 1 and c.shape[-1] > 1 and (is_of_heads or is_turned) and self._is_table(c, wide[0]):
+            raise self.refusal(f"nothing tells whether a table of shape {list(c.shape)} is of the image's places")
+
+    def refuse_choice(self, call: Call) -> None:
+        """Refuse a look-up by whole numbers that are another for each token, and nobody's.
+
+        Raises:
+            MethodError: it is one.
+        """
+        if call.name == "embedding" and self._run.is_in_module():
+            index = arguments(call.args, call.kwargs, "input")[0]
+            if self._numbers.is_choice_of_nobody(index):
+                why = "nothing tells whether whole numbers by which another row is looked up for each token are places"
+                raise self.refusal(why, "let the model count places by torch.arange, or ")
+
+    def _refuse_rows(self, c: Tensor, shape: Sequence[int], *, of_scores: bool, is_known: bool = False) -> None:
+        """Refuse a constant with another row for each token, of which nothing tells whether they are positions: nobody
+        saw what it was made of, or it is the same at the one other place that was tried, as what comes again is.
+
+        Raises:
+            MethodError: it is such a constant, no mask, and met in the model, not in what is made of its outputs.
+        """
+        rows = -len(shape) if self.rows() > 1 else 0
+        dims = range(-c.ndim, 0 if of_scores else -1)
+        of_tokens = [dim for dim in dims if dim != rows and 1 < c.shape[dim] == shape[dim] in self._numbers.lengths]
+        is_known = is_known and any(bool((c != c.narrow(dim, 0, 1)).any()) for dim in of_tokens)
+        if (is_known or any(_has_rows(c, dim) for dim in of_tokens)) and self._run.is_in_module():
+            why = f"nothing tells whether what has another row for each token, of shape {list(c.shape)}, is positions"
+            raise self.refusal(why, "let the model keep it as a buffer and cut it to the text, or ")
+
+    def _may_be_one_place(self, shape: Sequence[int]) -> bool:
+        """Whether what has this shape may be of one token: a dimension of it beside the rows of a batch is one."""
+        ids = next((each.ids for each in self._run.sources if each.ids is not None), None)
+        is_rows_first = ids is not None and ids.ndim > 1 and self.rows() == 1
+        return 1 in self._numbers.lengths and 1 in (shape[1:] if is_rows_first else shape)
+
+    def _is_of_blocks(self, c: Tensor) -> bool:
+        """Whether what the model has kept for pairs of places is of fewer places than any text has tokens, as linear
+        attention in blocks multiplies its products with."""
+        return c.ndim > 3 and c.shape[-1] < min(self._numbers.lengths) and self._is_table(c, -1)
+
+    def _is_table(self, c: Tensor, dim: int) -> bool:
+        """Whether a constant is numbers of the model itself that differ along a dimension, and no mask."""
+        return self.is_of_model(c) and _has_rows(c, dim)
+
+    def is_of_matrices(self, c: Tensor, x: Tensor) -> bool:
+        """Whether a constant that the model has kept is a matrix for each place, as rotations are; weights of so many
+        experts are parameters. Matrices that are not square, and meet ``x`` whose rows are the tokens, are those of
+        as many heads, as DeBERTa's tables of distances. A vector, and one matrix, has none for each place."""
+        if c.ndim < 3:
+            return False
+        if c.shape[-1] != c.shape[-2] and x.ndim == c.ndim == 3 and x.shape[-2] in self._numbers.lengths:
+            return False
+        places = [dim for dim in range(-c.ndim, -2) if c.shape[dim] > 1 and c.shape[dim] in self._numbers.lengths]
+        if not places or storage_of(c) in set(map(storage_of, self._model.parameters())):
+            return False
+        return any(self._is_table(c, dim) for dim in places)
+
+    def _memory(self) -> frozenset[int]:
+        """Where the tensors of the model are."""
+        if self._tables is None:
+            own = [each for module in self._model.modules() for each in _kept_in(vars(module))]
+            every = (*self._model.parameters(), *self._model.buffers(), *own)
+            self._tables = frozenset(map(storage_of, every)) - {0}
+        return self._tables
+
+    def refusal(self, why: str, mend: str = "") -> MethodError:
+        rule = rule_name(self._run.recipe.position)
+        return MethodError(
+            f"{self._run.where()}: {why}, so the rule position={rule} cannot be applied; {mend}"
+            "use attnlrp, for which positions are constants"
+        )
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a tensor does not depend on the input; a normaliser that a rule has held constant is no position."""
+    if not isinstance(value, Tensor) or hasattr(value, EXPONENTS):
+        return False
+    return isinstance(value, Parameter) or not value.requires_grad
+
+
+def _moved(made: set[Any], call: Call, out: Tensor) -> set[Any]:
+    """Where the channels of a map are after a call."""
+    if call.name == "permute" and made == {FIRST}:
+        dims = call.args[1:] or (call.kwargs["dims"],)
+        dims = tuple(dims[0]) if isinstance(dims[0], (tuple, list)) else dims
+        return {LAST} if tuple(dim % 4 for dim in dims) == (0, 2, 3, 1) else set()
+    return made if out.ndim == 4 and not any(word in call.name for word in SHAPES) else set()
+
+
+def _has_rows(c: Tensor, dim: int) -> bool:
+    """Whether a constant is numbers that differ along a dimension, and no mask."""
+    if not (c.is_floating_point() or c.is_complex()):
+        return False
+    is_mask = not c.is_complex() and bool(((c == c.min()) | (c == c.max())).all())
+    return not is_mask and bool((c != c.narrow(dim, 0, 1)).any())
+
+
+def _is_gated(c: Tensor, met: Sequence[Any]) -> bool:
+    """Whether what is multiplied has one number for all of the last dimension of a constant, which has others for each
+    head, as WavLM's gates of biases have: no angles do."""
+    is_one = all(each.ndim > 2 and each.shape[-1] == 1 for each in met if is_tensor(each))
+    return is_one and c.ndim > 2 and bool((c != c.narrow(-3, 0, 1)).any())
+
+
+def _spread(differs: Tensor, dim: int) -> int:
+    """At how many indices of a dimension anything differs."""
+    others = [other for other in range(-differs.ndim, 0) if other != dim]
+    return int((differs.any(others) if others else differs).sum())
+
+
+def _kept_in(value: Any, depth: int = 4) -> list[Tensor]:
+    """The tensors in a module's attributes, and in dictionaries and lists there, as caches are."""
+    if isinstance(value, Tensor):
+        return [value]
+    if depth and isinstance(value, dict):
+        value = list(value.values())
+    if not depth or not isinstance(value, (tuple, list)):
+        return []
+    return [each for item in value for each in _kept_in(item, depth - 1)]
