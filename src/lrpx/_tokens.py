@@ -6,6 +6,7 @@ import json
 import operator
 import re
 import unicodedata
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby, pairwise
@@ -18,7 +19,7 @@ import torch
 from lrpx.errors import InputError, TargetError
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
@@ -149,6 +150,21 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, text: str, pair: str | Non
         raise InputError(f"the tokenizer makes no token of {text[:60]!r}; pass another text, or token ids")
     _refuse_twice(tokenizer, texts, fields["input_ids"])
     return fields
+
+
+@contextmanager
+def cutting(tokenizer: Any) -> Iterator[None]:
+    """In the block a tokenizer may be asked to cut a text; it is left as it was, for it keeps what it was asked last,
+    and would be saved as one that cuts."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    before: Any = getattr(backend, "truncation", None)
+    try:
+        yield
+    finally:
+        if backend is not None and before is None:
+            backend.no_truncation()
+        elif backend is not None:
+            backend.enable_truncation(**before)
 
 
 def _refuse_twice(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], ids: Sequence[int]) -> None:

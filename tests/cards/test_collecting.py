@@ -250,6 +250,7 @@ def test_a_long_text_is_refused_before_anything_runs_or_cut(model, tmp_path):
     found = collect(Collection(model, path, long="cut", context=30, k=50), tmp_path / "run")
     assert {each.line for each in found.passages(0, 0)} == {*LINES, 15}
     assert max(each.position for unit in range(24) for each in found.passages(0, unit)) < 30
+    assert model.tokenizer.backend_tokenizer.truncation is None  # or it would be saved as one that cuts
 
 
 @pytest.mark.parametrize(

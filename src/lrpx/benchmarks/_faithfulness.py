@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from lrpx._data.agreement import Dropped
 from lrpx._data.texts import read_texts
-from lrpx._tokens import decoder_ids
+from lrpx._tokens import cutting, decoder_ids
 from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, index_of, joined, labelled, register, rows_of
 from lrpx.benchmarks._faithful_report import terminal, write_reports
 from lrpx.benchmarks._faithful_summary import Variant, variants
@@ -556,19 +556,14 @@ class LeaveOneOutAgreement(Faithfulness):
 def cutting_at_the_end(tokenizer: Any) -> Iterator[None]:
     """In the block, what a tokenizer cuts off a text is its end, whichever side it cuts; it is left as it was."""
     side = getattr(tokenizer, "truncation_side", "right")
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    before: Any = getattr(backend, "truncation", None)
     try:
         if side != "right":
             tokenizer.truncation_side = "right"
-        yield
+        with cutting(tokenizer):
+            yield
     finally:
         if side != "right":
             tokenizer.truncation_side = side
-        if backend is not None and before is None:  # else it would be saved as one that cuts
-            backend.no_truncation()
-        elif backend is not None:
-            backend.enable_truncation(**before)
 
 
 def listed(names: str, what: str) -> list[str]:

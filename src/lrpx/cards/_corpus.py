@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lrpx._data.texts import stream_texts
-from lrpx._tokens import encode
+from lrpx._tokens import cutting, encode
 from lrpx.errors import DataError
 
 if TYPE_CHECKING:
@@ -64,9 +64,15 @@ def read_row(model: BoundModel, text: str, limit: int | None) -> Row:
     tokenizer = model.reader.text_tokenizer
     fields = encode(tokenizer, text)
     if limit is not None and len(fields["input_ids"]) > limit:
-        cut = tokenizer(text, truncation=True, max_length=limit)
+        cut = _cut(tokenizer, text, limit)
         fields = {name: list(cut[name]) for name in fields}
     return model.reader.row(fields | {"attention_mask": [1] * len(fields["input_ids"])})
+
+
+def _cut(tokenizer: Any, text: str, limit: int, **more: bool) -> Any:
+    """What a tokenizer makes of a text in so many tokens."""
+    with cutting(tokenizer):
+        return tokenizer(text, truncation=True, max_length=limit, **more)
 
 
 def as_cut(model: BoundModel, text: str, limit: int | None) -> str:
@@ -76,8 +82,8 @@ def as_cut(model: BoundModel, text: str, limit: int | None) -> str:
         return text
     tokenizer = model.reader.text_tokenizer
     if not tokenizer.is_fast:
-        return str(tokenizer.decode(tokenizer(text, truncation=True, max_length=limit)["input_ids"]))
-    places = tokenizer(text, truncation=True, max_length=limit, return_offsets_mapping=True)["offset_mapping"]
+        return str(tokenizer.decode(_cut(tokenizer, text, limit)["input_ids"]))
+    places = _cut(tokenizer, text, limit, return_offsets_mapping=True)["offset_mapping"]
     kept = [(start, end) for start, end in places if start < end]
     return text[kept[0][0] : kept[-1][1]] if kept else ""
 
