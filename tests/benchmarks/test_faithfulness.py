@@ -415,6 +415,21 @@ def test_no_number_is_cut_off_in_a_terminal(width, classifier, tmp_path):
     assert (len(lines) == 1) == (width == 300)
 
 
+@pytest.mark.parametrize("width", [22, 40, 60])
+def test_a_name_of_several_ways_is_folded_sooner_than_a_number(width, classifier, tmp_path):
+    ways = {"perturbation": "attention-mask,zero-embedding", "read_out": "logit,probability"}
+    found, _ = summary_of(classifier, tmp_path, [*NAMES, "random"], **ways)
+    seen = []
+    for wide in (400, width):
+        console = Console(width=wide, force_terminal=False)
+        with console.capture() as captured:
+            console.print(terminal(found))
+        seen.append(sorted(re.findall(r"−?\b\d+\.\d{2,3}\b", captured.get())))
+    assert max(map(cell_len, captured.get().splitlines())) <= width
+    assert "…" not in captured.get()
+    assert seen[0] == seen[1]
+
+
 def test_the_verdict(classifier, tmp_path):
     """Of many texts, or of few: what is told apart is recommended, what knows nothing never is."""
     texts = [

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from lrpx.benchmarks._summary import Score
     from lrpx.runs import Store
 
+NUMBER: Final = 5
+"""How wide a correlation is, with its sign."""
 SHOWN: Final = 3
 """Samples whose heatmaps are shown where none is asked for."""
 
@@ -106,8 +108,10 @@ def terminal(found: Summary) -> Group:
     if found.verdict is not None:
         parts.append(Text("\n".join(verdict(found))))
     if _agree(found):
-        last = Column("the least with", overflow="fold")
-        agreement = Table(Column("metric", no_wrap=True), "agrees with the others", last)
+        # names are folded sooner than a number, which is no wider than this
+        with_others = ("agrees with the others", "the least with")
+        columns_of = (Column(name, min_width=NUMBER, overflow="fold") for name in with_others)
+        agreement = Table(Column("metric", overflow="fold"), *columns_of)
         for each in found.variants:
             others = {
                 other.name: value

@@ -35,17 +35,22 @@ class Pieces:
     columns: Sequence[tuple[str, Sequence[Text]]]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        room = options.max_width - 1 - BORDERS - max(map(cell_len, (self.corner, *self.names)))
+        named = max(map(cell_len, (self.corner, *self.names)))
+        room = options.max_width - 1 - BORDERS - named
         numbers = [max((cell.cell_len for cell in cells), default=0) for _, cells in self.columns]
         widths = [max(each, cell_len(name)) for each, (name, _) in zip(numbers, self.columns, strict=True)]
         if sum(widths) + BORDERS * len(widths) > room:
             widths = [max(each, min(wide, NAMED)) for each, wide in zip(numbers, widths, strict=True)]
+        if max(widths, default=0) + BORDERS > room:  # the lines' names are folded sooner than a number
+            widths = [max(1, each) for each in numbers]
+            least = max(widths, default=1) + BORDERS
+            named, room = max(1, min(named, named + room - least)), max(room, least)
         for start, end in _parts(widths, room):
             heads = (
                 Column(Text(name), justify="right", width=width, overflow="fold")
                 for (name, _), width in zip(self.columns[start:end], widths[start:end], strict=True)
             )
-            piece = Table(Column(Text(self.corner), no_wrap=True), *heads)
+            piece = Table(Column(Text(self.corner), width=named, overflow="fold"), *heads)
             for line, name in enumerate(self.names):
                 piece.add_row(Text(name), *(cells[line] for _, cells in self.columns[start:end]))
             yield piece
