@@ -27,7 +27,7 @@ from torch.nn import Parameter
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from lrpx import rules
-from lrpx._modules import layer_of, layers, named_modules
+from lrpx._modules import layers, named_modules
 from lrpx.engine._axes import SUMS, Axes, Axis, is_constant
 from lrpx.engine._book import Book, Line, storage_of
 from lrpx.engine._graph import descends
@@ -497,7 +497,7 @@ class Positions(Tap):
         leaf = value.clone() if is_looked_up else value.requires_grad_()
         setattr(leaf, CONSTANT, True)
         if not run.replaying:
-            layer = layer_of(run.where()) if self._is_everywhere else None
+            layer = run.layer() if self._is_everywhere else None
             path = INPUT if layer is None else layer.path
             at = len(run.sources), len(self.sinks)
             line = None if is_looked_up else Line(at, "positions", self._name(named, path))

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from lrpx import _kinds, rules
 from lrpx._kinds import rule_name
+from lrpx._modules import layer_of
 from lrpx.engine import _divisors, _roles
 from lrpx.engine._graph import OUTSIDE, descends, newest
 from lrpx.engine._nodes import hooks_of_saved
@@ -44,6 +45,7 @@ from lrpx.errors import MethodError, UnknownOperationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from lrpx._modules import Layer
     from lrpx.engine._graph import Nodes
     from lrpx.engine._operation import Operation
     from lrpx.engine._trace import Trace
@@ -691,14 +693,23 @@ class Run:
 
     def where(self) -> str:
         """The path of the module whose forward pass is running, found on the call stack."""
+        return next(self._running(), NOWHERE)
+
+    def layer(self) -> Layer | None:
+        """The layer whose forward pass is running, that of the outermost module: one inside may be shared by layers, as
+        rotary embeddings are that each of them is given, and has one path alone."""
+        found = [layer for path in self._running() if (layer := layer_of(path)) is not None]
+        return found[-1] if found else None
+
+    def _running(self) -> Iterator[str]:
+        """The paths of the modules whose forward passes are running, the innermost first."""
         paths = self._paths()
         frame = sys._getframe(1)  # reading the variables of its own frame would keep the whole stack alive
         while frame is not None:
             owner = frame.f_locals.get("self")
             if isinstance(owner, Module) and id(owner) in paths:
-                return paths[id(owner)] or type(owner).__name__
+                yield paths[id(owner)] or type(owner).__name__
             frame = frame.f_back  # type: ignore[assignment]
-        return NOWHERE
 
     def is_in_module(self) -> bool:
         """Whether a module's forward pass is running."""
