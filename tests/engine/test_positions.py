@@ -493,6 +493,45 @@ def test_a_bias_of_scores_is_no_table_of_rows() -> None:
     assert {e.kind for e in trace.ledger().entries if e.name == "bias"} == {"biases"}
 
 
+class Pooled(torch.nn.Module):
+    """Attention of some queries over all rows, with a bias for each pair, which may be kept with one dimension of
+    pairs."""
+
+    def __init__(self, heads: int, queries: int, *, is_flat: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.project, self.heads, self.queries, self.is_flat = torch.nn.Linear(8, 8), heads, queries, is_flat
+        bias = torch.randn(heads, queries, 6) if heads > 1 else torch.randn(queries, 6)
+        self.bias = torch.nn.Parameter(bias.movedim(0, -1).flatten(0, 1).clone() if is_flat else bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k = self.project(x)[:, : self.queries], x
+        if self.heads > 1:
+            q, k = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (q, k))
+        bias = self.bias.view(self.queries, 6, self.heads).permute(2, 0, 1) if self.is_flat else self.bias
+        return ((q @ k.mT + bias).softmax(-1) @ k).flatten(1).sum(1)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("queries", [1, 4, 6])
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_biases_that_an_image_has_kept_are_the_keys(heads: int, queries: int, *, is_flat: bool) -> None:
+    """Those of fewer queries than keys, and those that are kept with one dimension of pairs, were constants."""
+    model = Pooled(heads, queries, is_flat=is_flat and heads > 1).double()
+    x = torch.randn(1, 6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    (gradient,) = torch.autograd.grad(model(x).sum(), model.bias)
+    with propagate(model, PA_LRP, observe=()) as trace:
+        out = model(x)
+    trace.explain(out.sum())
+    (found,) = trace.positions()
+    bias, gradient = (
+        each.view(queries, 6, heads).permute(2, 0, 1) if model.is_flat else each.view(-1, queries, 6)
+        for each in (model.bias.detach(), gradient)
+    )
+    bias = bias - bias[..., :1] if queries == 1 else bias  # the same for every query
+    near(found.relevance[0].numpy(), (bias * gradient).sum((0, 1)).numpy() / 2)
+
+
 def test_registers_are_tokens_and_no_positions() -> None:
     a = Explainer(pictured("registers"))(image(), 1, method="pa-lrp-single-sink", ledger=True)
     assert a.parts["positions"].shape == {"layer": 1, "place": 17}

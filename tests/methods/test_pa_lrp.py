@@ -382,6 +382,15 @@ def test_the_features_of_an_images_angles_are_not_taken_for_its_places(name: str
         explainer(pixels, method="pa-lrp")
 
 
+def test_biases_of_fewer_queries_than_keys_are_met_where_the_model_has_kept_them() -> None:
+    """LeViT keeps its biases for the second call, in which those where it has fewer queries were constants."""
+    (levit,) = choose(["levit"], "image-classification")[:1]
+    explainer = lrpx.Explainer(tiny_model(levit))
+    image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    once, again = (explainer(image, 1, method="pa-lrp").parts["positions"].values for _ in range(2))
+    assert_allclose(again.numpy(), once.numpy(), rtol=0, atol=1e-6)
+
+
 class _Angled(torch.nn.Module):
     """Patches of an image whose places are added, and turn what heads have of them by angles."""
 

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 SUMS = frozenset(
     "add __add__ __radd__ add_ __iadd__ sub subtract __sub__ __rsub__ rsub sub_ __isub__ subtract_".split()
 )
-SCORES, FIRST, LAST = "scores", "channels first", "channels last"
-"""What a tensor is in a model of images: products of two that depend on the input, scaled or in another shape; a map
-``[B, d, R, C]``, which a convolution gives; or ``[B, R, C, d]``."""
+SCORES, WEIGHTS, MIXED, FIRST, LAST = "scores", "weights", "mixed", "channels first", "channels last"
+"""What a tensor is in a model of images: products of two that depend on the input, scaled or in another shape; their
+softmax; a product with that; a map ``[B, d, R, C]``, which a convolution gives; or ``[B, R, C, d]``."""
 SHAPES = ("permute", "transpose", "swap", "move", "reshape", "view", "T", "flatten")
 """What is in the names of functions after which channels may be elsewhere."""
 SPLITS = frozenset("split split_with_sizes tensor_split chunk hsplit vsplit dsplit unsafe_split unsafe_chunk".split())
@@ -86,15 +86,17 @@ class Axes:
         given = [each for each in (*call.args, *call.kwargs.values()) if any_carries(each)]
         made = {self._made.get(each) if isinstance(each, Tensor) else None for each in given}
         if row.kind == "matmul":
-            made = {SCORES} if len(given) > 1 else set()
+            made = {MIXED if WEIGHTS in made else SCORES} if len(given) > 1 else set()
+        elif row.name == "softmax":
+            made = {WEIGHTS}
         elif row.kind == "convolution":
             made = {FIRST}
         elif made in ({FIRST}, {LAST}):
             made = _moved(made, call, out)
         elif row.kind in ("linear", "source"):
             return
-        if SCORES in made and call.name in SUMS:
-            made = {SCORES}
+        if call.name in SUMS:
+            made = made & {SCORES, WEIGHTS, MIXED} or made
         if len(made) == 1 and made != {None}:
             self._made[out] = made.pop()
 
@@ -132,8 +134,8 @@ class Axes:
         return is_for_all and any(value is each for each in self._looked_up)
 
     def are_known_scores(self, value: Any) -> bool:
-        """Whether a tensor is known to be scores."""
-        return is_tensor(value) and self._made.get(value) == SCORES
+        """Whether a tensor is known to be scores, or their softmax."""
+        return is_tensor(value) and self._made.get(value) in (SCORES, WEIGHTS)
 
     def is_map(self, value: Tensor) -> bool:
         """Whether a tensor is known to be a map, with its channels first or last."""
@@ -243,7 +245,7 @@ class Axes:
 
     def axis_of_rows(self, c: Tensor, x: Tensor) -> Axis | None:
         """The same of what is added to the rows or the map of an image, and has a row of its own for each place."""
-        if not self.is_of_image() or self._numbers.mark(c) is not None or self._made.get(x) == SCORES:
+        if not self.is_of_image() or self._numbers.mark(c) is not None or self._made.get(x) in (SCORES, WEIGHTS, MIXED):
             return None
         if self._numbers.is_of_input(c):
             return None
@@ -267,13 +269,15 @@ class Axes:
         if c.ndim and not self.is_of_model(c) and not self._numbers.is_given(c):
             self._refuse_rows(c, shape, of_scores=of_scores)
             return None
-        if c.ndim < 2 or max(c.shape[:-1]) == 1:  # nearly always
+        if c.ndim < 2 or (max(c.shape[:-1]) == 1 and not of_scores):  # nearly always
             return None
         wide = [dim for dim in range(-c.ndim, -1) if c.shape[dim] > 1]
         known = [dim for dim in wide if c.shape[dim] in self._numbers.lengths and dim > -len(shape)]
         is_whole = len(shape) == 3 and wide == [-2] and c.shape[-2:] == tuple(shape[-2:])
         is_of_input = is_whole and any(each.ids is None for each in self._run.sources)
-        is_pair = is_scores or (len(shape) > 3 and c.shape[-2:] == tuple(shape[-2:]) == (c.shape[-1],) * 2)
+        is_square = c.shape[-2] == c.shape[-1] or (of_scores and not self._numbers.lengths)  # or of fewer queries
+        is_pair = (len(shape) > 3 or of_scores) and c.shape[-2:] == tuple(shape[-2:]) and is_square
+        is_pair |= is_scores
         if is_pair:
             dim = -1 if c.shape[-1] in (self._numbers.lengths or c.shape) else None
             if dim is None and not is_scores and self._is_of_blocks(c):
@@ -282,7 +286,9 @@ class Axes:
             dim = known[0] if len(known) == 1 else -2 if is_of_input else None
             if dim is None and not self._numbers.lengths and self.is_of_image():
                 self._refuse_kept(c, shape, wide, is_factor=is_factor)
-        if dim is None or c.shape[dim] not in whole_of(c).shape or not self._is_table(c, dim):
+        whole = whole_of(c)
+        is_whole_table = is_pair and whole.numel() == c.numel()  # for pairs that were one dimension
+        if dim is None or not (c.shape[dim] in whole.shape or is_whole_table) or not self._is_table(c, dim):
             return None
         first = 0 if any(map(self.is_turned, self._run.sources)) else 1  # in which the tokens may be, too
         others = [each for each in range(first - len(shape), 0) if each != dim and shape[each] == c.shape[dim]]
