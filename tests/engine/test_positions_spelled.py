@@ -94,6 +94,7 @@ TURNS: dict[str, Callable[..., Tensor]] = {
 ADDS: dict[str, Callable[..., Tensor]] = {
     "cast": lambda x, table, n: x + table[:n].to(torch.complex128).real,
     "scaled": lambda x, table, n: x + table[:n] * 2 / 2,
+    "without a gradient": lambda x, table, n: x + table.detach()[:n].requires_grad_(False),
     "dropped": lambda x, table, n: x + F.dropout(table[:n], training=False).clone(),
     "put together": lambda x, table, n: x + torch.cat([table[:n, :4], table[:n, 4:]], -1),
     "split": lambda x, table, n: x + table.split([n, len(table) - n])[0],

@@ -121,7 +121,7 @@ class Numbers:
         given = args[:1] if call.name in LIKE_ANOTHER else (*args, *call.kwargs.values())
         if not any(map(self._has_input, given)):
             return False
-        writes = call.name == "__setitem__" or is_in_place(call.name) or "out" in call.kwargs
+        writes = _writes(call.name) or "out" in call.kwargs
         own = set() if writes else {storage_of(each) for each, _ in pairs(given, None) if not self._has_input(each)}
         made = [value for value, _ in pairs(args[0] if call.name == "__setitem__" else out, None)]
         found = [each for each in made if not each.requires_grad and _is_real(each) and storage_of(each) not in own]
@@ -137,7 +137,7 @@ class Numbers:
 
     def _follow_given(self, call: Call, out: Any) -> None:
         if any(self.is_given(each) for each, _ in pairs([*call.args, *call.kwargs.values()], None)):
-            writes = is_in_place(call.name) or call.name == "__setitem__"
+            writes = _writes(call.name)
             for made, _ in pairs(call.args[0] if writes else out, None):
                 self._given[made] = True
 
@@ -188,7 +188,7 @@ class Numbers:
             if isinstance(out, Tensor) and out.ndim and self._numbers_places(call, out):
                 self._number(out, is_counted=True)
             return out
-        writes = is_in_place(call.name) and isinstance(args[0], Tensor)
+        writes = _writes(call.name) and isinstance(args[0], Tensor)
         written = self._before_writing(args[0], is_table=is_table) if writes else []
         shadow, is_known = None, all(mark.shadow is not None for mark in (*marks, *(mark for _, mark in written)))
         with torch.no_grad():  # a look-up by the numbers of places is no source of the input
@@ -408,6 +408,11 @@ def cut_dims(call: Call) -> list[int]:
                 found.append(dim)
             dim += 1
     return found
+
+
+def _writes(name: str) -> bool:
+    """Whether the torch function of this name changes the numbers of its first argument."""
+    return is_in_place(name) and name != "requires_grad_"
 
 
 def _is_real(value: Tensor) -> bool:
