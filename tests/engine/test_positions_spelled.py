@@ -129,6 +129,36 @@ def test_positions_in_another_spelling(model: Model, plain: Model) -> None:
             assert not mine[length:].any()
 
 
+def test_a_table_that_is_joined_to_the_features_is_one_of_positions() -> None:
+    """As the same rows were that are looked up by their numbers: beside other positions they were constants."""
+    weights = noise(WIDTH, 2 * WIDTH, seed=5)
+
+    def joined(x: Tensor, rows: Tensor) -> Tensor:
+        return F.linear(torch.cat([x, rows.expand_as(x)], -1), weights)
+
+    cut, looked_up = (
+        Model(lambda x, table, n: joined(x, table[:n]), turned_as_one),
+        Model(lambda x, table, n: joined(x, F.embedding(torch.arange(n), table)), turned_as_one),
+    )
+    for mine, its in zip(found(cut, IDS, MASK, 1, 4), found(looked_up, IDS, MASK, 1, 4), strict=True):
+        assert torch.allclose(mine, its, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda x, table, n: torch.addcmul(x, table[0], F.embedding(torch.arange(n), table)),
+        lambda x, table, n: torch.addcdiv(x, table[:n], 1 + table[0] ** 2),
+        lambda x, table, n: torch.lerp(x, table[:n].expand_as(x), 0.5),
+    ],
+    ids=["addcmul", "addcdiv", "lerp"],
+)
+def test_positions_that_are_multiplied_and_added_by_one_function_are_refused(add: Callable[..., Tensor]) -> None:
+    """Beside other positions they were constants."""
+    with pytest.raises(MethodError, match=r"which multiplies them before it adds.*write its sum and its product"):
+        found(Model(add, turned_as_one), IDS, MASK)
+
+
 def test_positions_that_are_counted_from_the_last_key_do_not_hang_on_padding() -> None:
     """MPT's ALiBi is 0 at the last key, which is padding in a shorter row of a batch."""
     with torch.random.fork_rng():

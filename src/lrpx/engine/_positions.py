@@ -261,6 +261,8 @@ class Positions(Tap):
             return ((*args[:3], added, *args[4:]), kwargs) if len(args) > 3 else (args, kwargs | {"attn_mask": added})
         if name in ADDING and args:
             factors = [each for each in (*args[1:], *kwargs.values()) if is_tensor(each)]
+            if not any(map(any_carries, factors)):
+                self._refuse_within(call, factors)
             # of a constant and what depends on the input it is a layer, and its bias
             is_scores = not name.startswith("addc") and all(map(any_carries, factors))
             shape = _shape_of_sum(name, args[0], factors)
@@ -268,20 +270,35 @@ class Positions(Tap):
             return (self._added(args[0], factors, shape, dtype, is_scores=is_scores), *args[1:]), kwargs
         if name in BESIDE and args and type(args[0]) in (tuple, list):
             dtype = next((each.dtype for each in args[0] if any_carries(each)), torch.get_default_dtype())
+            # what is learned and joined to the tokens are tokens, as registers are, and no table
+            are_features = _joins_features(call)
             made = [
-                # what is learned and joined are tokens, as registers are, and no table
                 self._added(each, args[0], each.shape, dtype)
-                if is_tensor(each) and self._axes.is_of_places(each)
+                if is_tensor(each) and (are_features or self._axes.is_of_places(each))
                 else each
                 for each in args[0]
             ]
             return (made, *args[1:]), kwargs
+        if name in ("lerp", "lerp_"):
+            self._refuse_within(call, [each for each in (*args, *kwargs.values()) if is_tensor(each)])
         if call.operation is not None and (call.operation.kind in PRODUCTS or name in DIVISIONS):
             return args, kwargs  # products ask by themselves; a divisor is a normaliser
         for each in (*args, *kwargs.values()):
             if is_tensor(each) and each.is_floating_point() and not any_carries(each) and self._numbers.varies(each):
                 raise self._axes.refusal(f"positions go into torch's {name!r}, which is neither a sum nor a product")
         return args, kwargs
+
+    def _refuse_within(self, call: Call, given: Sequence[Tensor]) -> None:
+        """Refuse positions among what a function multiplies before it adds.
+
+        Raises:
+            MethodError: there are some.
+        """
+        met = [each for each in tensors_in((*call.args, *call.kwargs.values())) if any_carries(each)]
+        shape = _shape_of(*(each.shape for each in (*met, *given)))
+        if any(is_constant(each) and self._axes.axis(each, met, shape) is not None for each in given):
+            why = f"positions go into torch's {call.name!r}, which multiplies them before it adds"
+            raise self._axes.refusal(why, "write its sum and its product as two, or ")
 
     def _chosen(self, call: Call, out: Tensor) -> Tensor:
         """What positions have chosen of products with a table of distances, for each of a pair of tokens, as DeBERTa
@@ -520,6 +537,13 @@ class Positions(Tap):
         """What a ledger calls positions: by their layer; where they are constants in the layers, by themselves."""
         book = None if self._is_everywhere else self._run.trace.tap(Book)
         return path if book is None else book.name_of(value, "add")
+
+
+def _joins_features(call: Call) -> bool:
+    """Whether a call puts tensors beside each other along their last dimension."""
+    dim = arguments(call.args, call.kwargs, "tensors", "dim")[1]
+    last = max((each.ndim for each in call.args[0] if is_tensor(each)), default=0) - 1
+    return call.name in JOINING and dim in (-1, last)
 
 
 def _is_in(value: Any, known: Any) -> bool:
