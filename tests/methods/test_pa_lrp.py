@@ -371,6 +371,14 @@ def test_positions_of_frames_and_of_patches_have_no_sum() -> None:
         explainer({"pixel_values": torch.ones(1, 8, 3, 32, 32)}, method="pa-lrp")
 
 
+def test_positions_of_pixels_beside_those_of_latents_have_no_sum() -> None:
+    """The table that Perceiver joins to its pixels was a constant, and what was told as positions its latents alone."""
+    (kind,) = (each for each in choose(["perceiver"], "image-classification") if "Learned" in each.name)
+    explainer = lrpx.Explainer(tiny_model(kind), task=lrpx.Task.IMAGE_CLASSIFICATION)
+    with pytest.raises(MethodError, match=r"input meets the positions of 1024 places and of 64.*use attnlrp"):
+        explainer(torch.ones(3, 32, 32), method="pa-lrp")
+
+
 @pytest.mark.parametrize("name", ["PerceiverForImageClassificationFourier", "VJEPA2ForVideoClassification"])
 def test_the_features_of_an_images_angles_are_not_taken_for_its_places(name: str) -> None:
     # both numbers, those of the places and those of the frequencies, are ranges that are made in the forward pass
