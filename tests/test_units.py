@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -1720,6 +1721,51 @@ def test_heads_of_some_layers_alone_are_refused_in_transformers(mapping: str, ki
     for units in ("heads", "attention"):
         with pytest.raises(MethodError, match=rf"the heads that .*{path}.* are not all"):
             places(model, units, tiny_inputs(chosen, model))  # type: ignore[arg-type]
+
+
+@dataclass
+class Streams:
+    """What a layer gives, as people write it."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Gives(WithHeads):
+    """A layer with an MLP, that gives its stream, or no tensor, but something that holds it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__("plain")
+        self.up, self.down, self.gives = nn.Linear(16, 24), nn.Linear(24, 16), how
+
+    def forward(self, x: Tensor) -> Any:
+        x = super().forward(x)
+        x = x + self.down(nn.functional.gelu(self.up(x)))
+        return {"tensor": x, "object": Streams(x, x), "pairs": ((x, x), (x, x))}[self.gives]
+
+
+class OfGiven(OfLayers):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.table(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+            x = x.x if isinstance(x, Streams) else x[0][0] if isinstance(x, tuple) else x
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("how", ["object", "pairs"])
+def test_units_of_a_layer_that_gives_no_tensor_are_refused_beside_others(how: str) -> None:
+    """Those of the other layers alone were told, as all."""
+    model = OfGiven([Gives(how), Gives("tensor")]).eval()
+    assert len(places(OfGiven([Gives("tensor"), Gives("tensor")]).eval(), "neurons")) == 2
+    for kind in KINDS:
+        with pytest.raises(MethodError, match=r"layers\.0\."):
+            places(model, kind)
+    (dino,) = choose(["grounding-dino"], "zero-shot-object-detection")
+    model = tiny_model(dino).eval()
+    for kind in KINDS:
+        with pytest.raises(MethodError, match=r"encoder\.layers\.0\.|encoder_attn_text"):
+            places(model, kind, tiny_inputs(dino, model))
 
 
 def test_what_hangs_on_no_input_is_not_missed() -> None:

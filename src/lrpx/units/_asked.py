@@ -85,8 +85,9 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
         name = type(model).__name__
         if inside and kind == "residual" and inside in (found.inside.get("heads"), found.inside.get("neurons")):
             raise MethodError(
-                f"{inside} of {name} is in no layer that is seen, as in a list of lists, and the {TITLES[kind]} that "
-                "are seen are not all; ask for a module's relevance by its path: trace.relevance(path)"
+                f"{inside} of {name} is in no layer that is seen, as in a list of lists or one that gives no tensor "
+                f"itself, and the {TITLES[kind]} that are seen are not all; ask for a module's relevance by its path: "
+                "trace.relevance(path)"
             )
         if inside and kind == "residual":
             raise MethodError(
@@ -98,7 +99,8 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
             raise MethodError(
                 f"{name} computes its {TITLES[kind]} inside {inside}, where no module takes or gives them for all "
                 "tokens, as with experts whose weights are one tensor, or several layers read them, as with a low-rank "
-                "adapter in the block's own forward pass; ask for other units"
+                "adapter in the block's own forward pass, or in a layer that gives no tensor itself, but what "
+                "holds some; ask for other units"
             )
         raise NoUnitsError(
             f"no {TITLES[kind]} were found in {name}: none of its modules does what makes them (lrpx.units); ask for "

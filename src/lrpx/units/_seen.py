@@ -109,6 +109,9 @@ class Seen:
         widths = {wide for shape in self._rows.values() for wide in _widths(shape)}
         homeless = {kind: path for kind, (path, wide) in self._homeless.items() if wide in widths}
         homeless |= {kind: self._homeless[kind][0] for kind in READS if kind in self._homeless and "heads" in homeless}
+        for place, wide, _, layer in self._seen:  # in a layer that gives no tensor itself, as a pair for each stream
+            if layer not in self._rows and (place.kind in READS or wide in _widths(self._given[layer])):
+                homeless.setdefault(place.kind, place.path)
         if alone := homeless.get("heads") or homeless.get("neurons"):
             homeless["residual"] = alone  # of the stream behind it nothing is known
         maps = {stack_of(layer[0]) for _, wide, _, layer in self._seen if _is_map(self._rows.get(layer, ()), wide)}
