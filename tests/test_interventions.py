@@ -30,7 +30,7 @@ from lrpx.units import places
 from tests import plain_gpt, tiny
 from tests.engine.samples import SAMPLES
 from tests.reference import models
-from tests.test_units import Experts
+from tests.test_units import Experts, OfOneLayer
 from tests.work import Interrupt
 
 IDS = torch.tensor([[5, 9, 3, 12, 7, 22, 8], [4, 4, 19, 6, 30, 2, 9]])
@@ -986,6 +986,54 @@ def test_the_ledger_still_closes(llama, change):
             found = lrpx.Explainer(llama)(IDS[0].tolist(), target=5, method=method, ledger=True)
             assert found.ledger.closes()
             assert found.explained.value == pytest.approx(float(logits(llama, IDS[:1])[0, -1, 5]), abs=1e-12)
+
+
+class Mixes(torch.nn.Module):
+    """Looks to both sides."""
+
+    def __init__(self):
+        super().__init__()
+        self.v, self.up, self.down = (torch.nn.Linear(*each) for each in ((16, 16), (16, 12), (12, 16)))
+
+    def forward(self, x):
+        x = x + self.v(torch.nn.functional.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0])
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def both_sides():
+    torch.manual_seed(0)
+    return OfOneLayer(Mixes()).double().eval()
+
+
+@pytest.mark.parametrize("method", ["gradient-x-input", "rollout", "atman"])
+def test_what_is_tried_of_a_model_is_not_tried_of_the_changed_one(method):
+    """Where nothing mixes tokens in the block, rows with padding are still what they are alone behind it."""
+    model, texts = both_sides(), [[3, 5, 7, 9], [4, 6]]
+
+    def explained(explainer, given):
+        return explainer(given, target=[5] * len(given), method=method)
+
+    expected = [explained(lrpx.Explainer(model, task=lrpx.Task.CAUSAL), [text])[0] for text in texts]
+    explainer = lrpx.Explainer(model, task=lrpx.Task.CAUSAL)
+    with lrpx.intervene(model, {("layers.0.v", "output"): 0.0}):
+        explained(explainer, texts)
+    for one, other in zip(explained(explainer, texts), expected, strict=True):
+        scale = float(other.relevance.abs().max())
+        assert torch.allclose(one.relevance, other.relevance, rtol=0, atol=1e-9 * scale)
+
+
+@pytest.mark.parametrize("build", [both_sides, lambda: SAMPLES["bert"].build()], ids=["own", "bert"])
+def test_a_position_that_a_trial_alone_has_is_told_at_the_end(build):
+    model = build()
+    (layer, *_) = (place.path for place in places(model, "residual"))
+    given = {} if "bert" in layer else {"task": lrpx.Task.CAUSAL}
+    explainer = lrpx.Explainer(model, **given)
+    asked = {"position": [1, 1]} if "bert" in layer else {}
+    with (
+        pytest.raises(TraceError, match="no text in this block had position 4"),
+        lrpx.intervene(model, {layer: Scale(2, positions=[4])}),
+    ):
+        explainer([[3, 5, 7], [4, 6]], target=[5, 5], **asked)
 
 
 def test_units_are_ranked_as_they_are_in_the_block(llama):

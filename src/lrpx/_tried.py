@@ -1,5 +1,6 @@
 """What is tried of a model, where nothing tells but short runs of it: which rows may run together, what its mask hides,
-and whether that is all it does. Each is tried once, as long as the user has put the same into the model.
+and whether that is all it does. Each is tried once, as long as the user has put the same into the model, and without
+interventions: what is told of the model is so behind their block, too, and no position of theirs is a trial's.
 
 (:mod:`lrpx.tasks` has the runs of a few tokens; where a user's questions are needed, the bound model runs them.)
 """
@@ -19,7 +20,7 @@ from lrpx import tasks
 from lrpx._dropping import can_drop, can_tell, proven, told_apart, with_another_end
 from lrpx._modules import as_it_was, unpacked
 from lrpx._padding import end_of
-from lrpx.engine._running import intervened
+from lrpx.engine._running import intervened, without_interventions
 from lrpx.errors import ModelError, NonFiniteError
 from lrpx.questions import Question, Questions
 from lrpx.targets import Span
@@ -78,7 +79,8 @@ class _Tried:
     def once(self, name: str, trial: Callable[[], bool]) -> bool:
         """What a trial tells, which is made the first time."""
         if name not in self.found:
-            self.found[name] = trial()
+            with without_interventions():
+                self.found[name] = trial()
         return self.found[name]
 
 
@@ -140,7 +142,8 @@ class Trials:
         wide, count = max(max(row.lengths) for row in rows), min(len(rows), batch_size)
         if wide * count > tried.apart and not (tried.meet or tasks.is_theirs(self.module)):
             count = min(2 * count, batch_size)
-            tried.meet = tasks.seem_to_meet(self.module, self.task, count, wide)
+            with without_interventions():
+                tried.meet = tasks.seem_to_meet(self.module, self.task, count, wide)
             tried.apart = wide * count
         return tried.meet
 
@@ -158,7 +161,8 @@ class Trials:
     @cached_property
     def hides_ones(self) -> bool:
         """Tried once, before a run."""
-        return bool(self.task.segments) and tasks.hides_ones(self.module, self.task, self._pad_id or 0)
+        with without_interventions():
+            return bool(self.task.segments) and tasks.hides_ones(self.module, self.task, self._pad_id or 0)
 
     def pads_to(self, wide: int) -> bool:
         """Whether a module of one's own says the same of a text that is padded to so many tokens: its angles may hang
@@ -167,7 +171,8 @@ class Trials:
         held, failed = tried.padded
         if wide > held and wide < failed and self.task.segments and not tasks.is_theirs(self.module):
             how = self.module, self.task, self._pad_id or 0, self.padding_side
-            tried.padded = (wide, failed) if tasks.heeds_mask(*how, wide) else (held, wide)
+            with without_interventions():
+                tried.padded = (wide, failed) if tasks.heeds_mask(*how, wide) else (held, wide)
         return wide < tried.padded[1]
 
     @property
@@ -348,7 +353,8 @@ class Trials:
                 kept[[*places, *(place + len(kept) // 2 for place in places)]] = 0.0
             return kept
 
-        alone, beside = (run(pair, masks, size, elsewhere, True) for size in (1, 2))
+        with without_interventions():
+            alone, beside = (run(pair, masks, size, elsewhere, True) for size in (1, 2))
         lost = same * torch.finfo(tasks.first_weight(self.module).dtype).eps * alone.abs().max()
         lost = lost.maximum(4 * (alone - beside).abs().max())
         return bool((alone[0] - alone[1]).abs().max() > lost)
@@ -362,7 +368,8 @@ class Trials:
             if found is None:
                 return False
             try:
-                logits = run(*found, 1, lambda _, __, logits: logits.double(), True)
+                with without_interventions():
+                    logits = run(*found, 1, lambda _, __, logits: logits.double(), True)
             except (RuntimeError, ValueError, IndexError):  # it reads where a certain token is
                 tried.reads_on = True
                 return False

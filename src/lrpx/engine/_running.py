@@ -13,7 +13,7 @@ from copy import copy
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from traceback import clear_frames
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ from lrpx.engine._trace import Trace
 from lrpx.errors import LRPxError, MethodError, TraceError, UnknownOperationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch.autograd.graph import saved_tensors_hooks
 
@@ -61,21 +61,40 @@ CACHES = ("past_key_values", "cache_params", "mems", "state")
 _running = threading.local()
 
 
-def interventions() -> dict[int, tuple[Module, tuple[str, ...]]]:
-    """The models in which interventions (``lrpx.interventions``) hold in this thread, and what each changes, by what
-    identifies each."""
-    found: dict[int, tuple[Module, tuple[str, ...]]] = _running.__dict__.setdefault("intervened", {})
+class Intervening(NamedTuple):
+    """What is known of an intervention: the model that it is in, what it changes, and at which modules."""
+
+    model: Module
+    changes: tuple[str, ...]
+    at: frozenset[Module]
+
+
+def interventions() -> dict[int, Intervening]:
+    """The interventions (``lrpx.interventions``) that hold in this thread, by what identifies each."""
+    found: dict[int, Intervening] = _running.__dict__.setdefault("intervened", {})
     return found
 
 
 def intervened(model: Module) -> bool:
     """Whether interventions hold in a model in this thread."""
-    return any(each is model for each, _ in interventions().values())
+    return any(each.model is model for each in interventions().values())
 
 
 def changes_in(model: Module) -> tuple[str, ...]:
     """What the interventions that hold in a model in this thread change, outer ones first."""
-    return tuple(told for each, changes in interventions().values() if each is model for told in changes)
+    return tuple(told for each in interventions().values() if each.model is model for told in each.changes)
+
+
+@contextmanager
+def without_interventions() -> Iterator[None]:
+    """In the block models run as they do without interventions in this thread."""
+    here = interventions()
+    kept = dict(here)
+    here.clear()
+    try:
+        yield
+    finally:
+        here.update(kept)
 
 
 def is_running() -> bool:

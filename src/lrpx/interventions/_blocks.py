@@ -12,7 +12,7 @@ from lrpx._hooks import hooks, plainly
 from lrpx._modules import HOLDERS, held_in, named_modules
 from lrpx.engine._book import storage_of
 from lrpx.engine._observer import first_given, first_tensor
-from lrpx.engine._running import interventions, with_other
+from lrpx.engine._running import Intervening, interventions, with_other
 from lrpx.errors import MethodError
 from lrpx.interventions._changes import needs_positions
 from lrpx.interventions._sites import Site
@@ -170,7 +170,8 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
 
     with plainly(), hooks() as on:
         try:
-            here[id(tap)] = model, tuple(told for site in tap.sites for told in site.told())
+            told = tuple(told for site in tap.sites for told in site.told())
+            here[id(tap)] = Intervening(model, told, frozenset(modules[path] for path, _ in tap.places))
             scopes = _scopes(model, modules)
             within = {scope: [path for path, _ in tap.places if _holder(scopes, path) == scope] for scope in scopes}
             for scope in scopes:
