@@ -988,6 +988,18 @@ def test_the_ledger_still_closes(llama, change):
             assert found.explained.value == pytest.approx(float(logits(llama, IDS[:1])[0, -1, 5]), abs=1e-12)
 
 
+@pytest.mark.parametrize("method", ["gradient-x-input", "leave-one-out", "alti-logit"])
+@pytest.mark.parametrize("asked", [[2, 1, 0], [2, 0, 2], [1, 2], [2]])
+def test_the_head_has_the_positions_of_the_text(llama, asked, method):
+    """Whichever are asked for, in whatever order, and however many: also as many as the text has."""
+    ids = IDS[0, :3].tolist()
+    expected = logits(llama, IDS[:1, :3])[0, asked, 5] * torch.tensor([3.0 if at == 2 else 1.0 for at in asked])
+    with lrpx.intervene(llama, {("lm_head", "output"): {5: Scale(3, positions=[2])}}):
+        found = lrpx.Explainer(llama)(ids, target=[5] * len(asked), position=asked, method=method)
+    values = torch.tensor([each.explained.value for each in found], dtype=torch.float64)
+    assert torch.allclose(values, expected, rtol=0, atol=1e-12)
+
+
 class Mixes(torch.nn.Module):
     """Looks to both sides."""
 

@@ -20,7 +20,7 @@ from lrpx import tasks
 from lrpx._dropping import can_drop, can_tell, proven, told_apart, with_another_end
 from lrpx._modules import as_it_was, unpacked
 from lrpx._padding import end_of
-from lrpx.engine._running import intervened, without_interventions
+from lrpx.engine._running import intervened, intervened_at, without_interventions
 from lrpx.errors import ModelError, NonFiniteError
 from lrpx.questions import Question, Questions
 from lrpx.targets import Span
@@ -184,8 +184,14 @@ class Trials:
 
     @property
     def rows_alone(self) -> bool:
-        """Tried once, before a run."""
-        return self.task.reads != "position" or (not tasks.head_is_hooked(self.module) and self._head_is_alone)
+        """Tried once, before a run; an intervention at the head is given all rows, which are those at its positions."""
+        if self.task.reads != "position":
+            return True
+        if intervened(self.module):
+            around = tasks.around_head(self.module)
+            if around and intervened_at([*around, *around[-1].modules()]):
+                return False
+        return not tasks.head_is_hooked(self.module) and self._head_is_alone
 
     @property
     def _head_is_alone(self) -> bool:

@@ -80,6 +80,11 @@ def intervened(model: Module) -> bool:
     return any(each.model is model for each in interventions().values())
 
 
+def intervened_at(modules: Iterable[Module]) -> bool:
+    """Whether an intervention in this thread changes, or keeps, what one of these modules takes or gives."""
+    return any(not each.at.isdisjoint(modules) for each in interventions().values())
+
+
 def changes_in(model: Module) -> tuple[str, ...]:
     """What the interventions that hold in a model in this thread change, outer ones first."""
     return tuple(told for each in interventions().values() if each.model is model for told in each.changes)
