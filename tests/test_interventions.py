@@ -1000,6 +1000,23 @@ def test_the_head_has_the_positions_of_the_text(llama, asked, method):
     assert torch.allclose(values, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+def test_hidden_states_are_those_in_the_block_whenever_they_were_first_asked_for(is_known):
+    """transformers keeps them by hooks that stay from the first call that asks; whose order is as it was behind it."""
+    model = models.tiny_llama()
+    plain = model(IDS, output_hidden_states=True).hidden_states if is_known else None
+    layer = model.model.layers[0]
+    mine = layer.register_forward_hook(lambda *_: None)
+    before = list(layer._forward_hooks)
+    with lrpx.intervene(model, {"model.layers.0": Add(VECTOR)}), lrpx.intervene(model, {"model.layers.0": Scale(2)}):
+        found = model(IDS, output_hidden_states=True).hidden_states
+    assert list(layer._forward_hooks)[: len(before)] == before
+    mine.remove()
+    plain = model(IDS, output_hidden_states=True).hidden_states if plain is None else plain
+    assert torch.equal(found[0], plain[0])
+    assert torch.allclose(found[1], 2 * (plain[1] + VECTOR), rtol=0, atol=1e-12)
+
+
 class Mixes(torch.nn.Module):
     """Looks to both sides."""
 

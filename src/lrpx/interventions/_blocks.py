@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     from lrpx.interventions._where import Key, Wanted
 
+CAPTURES = "transformers.utils.output_capturing"
+"""Where the hooks are from that keep what modules give."""
+
 
 @contextmanager
 def intervene(model: Module, changes: Mapping[Key, Wanted]) -> Iterator[None]:
@@ -168,6 +171,7 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
 
         return mine(after)
 
+    order = {path: list(modules[path]._forward_hooks) for path, _ in tap.places}
     with plainly(), hooks() as on:
         try:
             told = tuple(told for site in tap.sites for told in site.told())
@@ -181,11 +185,31 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
                     on.before(modules[path], entered(path), with_kwargs=True)
                 else:
                     on.after(modules[path], left(path))
+                    _capture_last(modules[path])
             for scope in scopes:
                 on.after(modules[scope], ends(within[scope]))
             yield
         finally:
             here.pop(id(tap), None)
+            for path, before in order.items():
+                _put_in_order(modules[path], before)
+
+
+def _capture_last(module: Module) -> None:
+    """Let transformers keep what a module gives (``output_hidden_states``) behind what changes it: its hook is there
+    for good from the first call that asks."""
+    held: Any = module._forward_hooks
+    for number, hook in list(held.items()):
+        if getattr(hook, "__module__", None) == CAPTURES:
+            held.move_to_end(number)
+
+
+def _put_in_order(module: Module, before: Sequence[int]) -> None:
+    """Put a module's hooks back in the order in which they were, those that have come since behind them."""
+    held: Any = module._forward_hooks
+    for number in [*before, *(number for number in held if number not in before)]:
+        if number in held:
+            held.move_to_end(number)
 
 
 def _refuse_choice(path: str, value: Tensor, output: Any) -> None:
