@@ -654,6 +654,26 @@ def test_a_relu_of_a_function_that_is_written_out_is_a_function_of_what_that_is(
         near(lambda a, b, _, cut=cut: cut(a).sigmoid() * b, gated(lambda a, of=of: of(a).relu().sigmoid()), recipe)
 
 
+MOVED_WITH_SIGNS: dict[str, Callable[..., Tensor]] = {
+    "by a mask": lambda f, a, move: move(f(a)) * (move(a) > 0),
+    "by a filling": lambda f, a, move: move(f(a)).masked_fill(move(a) < 0, 0.0),
+    "by a choice": lambda f, a, move: torch.where(move(a) > 0, move(f(a)), 0.0),
+    "in pieces": lambda f, a, move: torch.where(move(a) > 0, move(a), move(f(a))),
+    "the larger": lambda f, a, move: torch.maximum(move(f(a)), move(a)),
+}
+
+
+@pytest.mark.parametrize("recipe", [*RECIPES.values(), *PLAIN.values()], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("name", MOVED_WITH_SIGNS)
+def test_what_was_moved_beside_a_function_of_it_chooses_of_that(name: str, recipe: lrpx.Recipe) -> None:
+    """As where nothing was moved: a gate, and a function of it is one of the tensor that was there before."""
+    for f in (torch.tanh, F.softplus, F.relu):
+        for last in (torch.sigmoid, lambda y: 2 * y):
+            moved = lambda a, f=f, last=last: last(MOVED_WITH_SIGNS[name](f, a, lambda x: x.mT)).mT  # noqa: E731
+            at_once = lambda a, f=f, last=last: last(MOVED_WITH_SIGNS[name](f, a, lambda x: x))  # noqa: E731
+            near(gated(moved), gated(at_once), recipe)
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_sum_of_functions_of_a_function_that_was_moved_twice_is_one(recipe: str) -> None:
     def twice(a: Tensor, b: Tensor, _: Tensor) -> Tensor:
@@ -719,8 +739,9 @@ AFTER_A_MOVE: dict[str, Of] = {
     "scaled": lambda a: (2 * (a + 1).mT).relu().mT,
     "masked": lambda a: ((a + 1).mT * torch.ones_like(a.mT).tril()).relu().mT,
     "filled": lambda a: a.relu().mT.masked_fill(torch.ones_like(a.mT).tril() > 0, 0.0).sigmoid().mT,
-    "chosen": lambda a: torch.where(torch.ones_like(a.mT).tril() > 0, (a + 1).mT, a.mT).relu().mT,
+    "chosen": lambda a: torch.where(torch.ones_like(a.mT).tril() > 0, (a + 1).mT, a.roll(1, 1).mT).relu().mT,
     "joined": lambda a: torch.cat([a + 1, a]).relu()[: len(a)],
+    "in pieces, of which one is a function": lambda a: torch.where(a.mT > 0, (a + 1).mT, a.tanh().mT).mT,
     "a relu by a mask": lambda a: (lambda y: (y * (y > 0)).mT)((a + 1).mT),
     "a relu by a choice": lambda a: (lambda y: torch.where(y > 0, y, 0.1 * y).mT)((a + 1).mT / 2),
     "filled by a step": lambda a: (lambda y: y.masked_fill(y < 0.5, 0.0).mT)((a + 1).mT),

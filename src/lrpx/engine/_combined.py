@@ -29,7 +29,7 @@ from lrpx.engine._functions import (
     write_note,
 )
 from lrpx.engine._gates import EXPONENTS, mark_gate, mark_written, takes_all
-from lrpx.engine._lost import refuse_moved
+from lrpx.engine._lost import MOVED, refuse_moved
 from lrpx.engine._tensors import carries, is_parameter
 
 if TYPE_CHECKING:
@@ -139,6 +139,19 @@ def is_same(a: Tensor, b: Tensor) -> bool:
     return _is_one(a, b) or _moved.are_moved_alike(a, b)
 
 
+def of_same(run: Any, a: Tensor, b: Tensor) -> tuple[Function, Function] | None:
+    """What two tensors are functions of: of one tensor, or of one that was moved alike, before these or after; of two,
+    if that is not at hand."""
+    f, g = (function_of(each) or Function(each) for each in (a, b))
+    if is_same(b, f.root):
+        return f, Function(f.root)
+    if is_same(f.root, g.root):
+        return f, g._replace(root=f.root)
+    if not (_moved.is_of_moved(a) or _moved.is_of_moved(b)) or not may_be_moved(run):
+        return None
+    return _moved_of_one(run, a, b)
+
+
 def _moved_of_one(run: Any, a: Tensor, b: Tensor) -> tuple[Function, Function] | None:
     """What two tensors are functions of that were moved, before these or after: of one root, moved alike; or of two, if
     none that is at hand is what was moved, but functions of it are."""
@@ -218,6 +231,14 @@ def in_pieces(run: Any, out: Tensor, op: Op, *parts: Tensor, least: int = LINEAR
     """``out = op(*parts)``, chosen among them element by element: of functions of one tensor, a function of it in
     pieces, under the rule for activations if numbers were added in one. ``least``: the kind of function that it is."""
     found = function_of(merged(out, op, *parts))
+    if found is None and len(parts) == 2 and (both := of_same(run, *parts)) is not None:
+        f, g = both
+        if f.root is g.root:
+            found = Function(f.root, max(f.kind, g.kind), f.exact and g.exact, _both(op, f, g))
+            run.keep_root(f.root)
+            write_note(out, found)
+        elif any(map(is_shifted, parts)) and run.recipe.activation not in PARTWISE:
+            run.refuse(MOVED)
     rule = run.recipe.activation
     if found is not None and found.op is not None:
         refuse_moved(run, _same, found)

@@ -159,16 +159,16 @@ def masked_by_sign(run: Any, x: Any, mask: Any) -> Tensor | None:
     return root if _tells_signs(mask, root) else None
 
 
-def _of_step(x: Tensor, mask: Any, op: Callable[..., Any]) -> Function | None:
+def _of_step(run: Any, x: Tensor, mask: Any, op: Callable[..., Any]) -> Function | None:
     """``op(x, mask)`` as a function of what ``x`` is a function of, if the mask is a step of that, or of another
-    function of it."""
-    f, (of, again) = function_of(x) or Function(x), _steps.step_of(mask)
+    function of it; also where both were moved alike."""
+    of, again = _steps.step_of(mask)
     if of is None or again is None:
         return None
-    asked = None if _combined.is_same(of, f.root) else function_of(of) or Function(of)
-    if asked is not None and (asked.op is None or not _combined.is_same(asked.root, f.root)):
+    both = _combined.of_same(run, x, of)
+    if both is None or both[0].root is not both[1].root:
         return None
-    before, at = f.op, None if asked is None else asked.op
+    f, before, at = both[0], both[0].op, both[1].op
 
     def whole(root: Tensor) -> Any:
         return op(root if before is None else before(root), again(root if at is None else at(root)))
@@ -181,7 +181,7 @@ def piece(run: Any, op: Callable[..., Any], x: Any, mask: Any) -> Tensor | None:
     another function of it: one piece of a function of it, ``(exp(a) - 1) * (a <= 0)``, to which the number belongs."""
     if not hasattr(mask, _steps.STEP) or run.recipe.activation in PARTWISE or not _functions.is_shifted(x):
         return None
-    f, value = _of_step(x, mask, op), op(x.detach(), mask)
+    f, value = _of_step(run, x, mask, op), op(x.detach(), mask)
     if f is None or f.op is None or not _functions.fits(value, f.root):
         return None
     _lost.refuse_moved(run, f.op, f._replace(op=None))
@@ -195,8 +195,9 @@ def stepped(run: Any, out: Tensor, op: Callable[..., Any], x: Any, mask: Any) ->
     function of that, which hands all on."""
     if not (hasattr(mask, _steps.STEP) and _finds_relus(run) and type(x) is Tensor and carries(out) and out is not x):
         return
-    f = _of_step(x, mask, op)
+    f = _of_step(run, x, mask, op)
     if f is not None and _functions.fits(out, f.root):
+        run.keep_root(f.root)
         _functions.write_note(out, f)
         _combined.mark_function(run, out, f)
 
