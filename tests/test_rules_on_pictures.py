@@ -658,6 +658,31 @@ def slots(m: Roles, x: torch.Tensor) -> torch.Tensor:
     return m.o((shares / shares.sum(1, keepdim=True)).mT @ m.v(x))
 
 
+def of_vectors(m: Roles, x: torch.Tensor) -> torch.Tensor:
+    """Weights for each feature, as point transformers have them."""
+    weights = m.u(torch.relu(m.q(x)[:, :, None] - m.k(x)[:, None])).softmax(2)
+    return x + m.o((weights * m.v(x)[:, None]).sum(2))
+
+
+def by_key_gates(m: Roles, x: torch.Tensor) -> torch.Tensor:
+    """Weights that something as large as a row of them multiplies are no weighed values."""
+    weights = (m.q(x) @ m.k(x).mT).softmax(-1) * m.w(x).sigmoid().mT
+    return x + m.o(weights @ m.v(x))
+
+
+def by_elements(m: Roles, x: torch.Tensor, features: str) -> torch.Tensor:
+    """Queries and keys that are multiplied element by element, and summed or not."""
+    q, k, v = m.q(x)[:, :, None], m.k(x)[:, None], m.v(x)
+    if features == "summed":
+        return x + m.o(((q * k).sum(-1) * torch.nn.functional.softplus(m.w(x))).softmax(-1) @ v)
+    return x + m.o(((q * k).softmax(2) * v[:, None]).sum(2))
+
+
+def efficient(m: Roles, x: torch.Tensor, heads: int) -> torch.Tensor:
+    q, k, v = (each(x).unflatten(-1, (heads, -1)).transpose(1, 2) for each in (m.q, m.k, m.v))
+    return x + m.o((q.softmax(-1) @ (k.softmax(-2).mT @ v)).transpose(1, 2).flatten(2))
+
+
 ROLES = {  # the model, the outputs of w and u, and the layers into attention; the one out of it is o
     "a layer makes the weights": (partial(synthesized, heads=2), 10, 8, "wv"),
     "a layer makes the weights of one head": (synthesized_by_one_head, 5, 8, "wuv"),
@@ -690,6 +715,11 @@ ROLES = {  # the model, the outputs of w and u, and the layers into attention; t
     "dynamic convolution, one head": (partial(dynamic_convolution, spelled="stacked", heads=1), 3, 8, "wv"),
     "slots": (slots, 3, 8, "wv"),
     "stacked states without places": (attended_states, 1, 8, "qkwu"),
+    "of vectors": (of_vectors, 1, 8, "uqkv"),
+    "gated keys": (by_key_gates, 1, 8, "qkv"),
+    "by elements": (partial(by_elements, features="summed"), 1, 8, "qkv"),
+    "by elements, each by itself": (partial(by_elements, features="each"), 1, 8, "qkv"),
+    "efficient": (partial(efficient, heads=2), 1, 8, "qkv"),
 }
 
 
@@ -705,7 +735,7 @@ class Roles(torch.nn.Module):
         self.constant = torch.nn.Parameter(torch.randn(1, 5, 8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.into[0](x) + self.into[1](x)
+        x = sum(layer(x) for layer in self.into)
         return self.head(torch.relu(self.last(self.made(self, x))))
 
 
@@ -809,6 +839,17 @@ def test_attention_weighs_places(recipe: Recipe, name: str) -> None:
     """And nothing else is attention, however alike it is written: the numbers of a recipe that names the layers."""
     recipe, named = by_place_and_by_name(recipe, ROLES[name][-1])
     same(Roles(name), recipe, named)
+
+
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+@pytest.mark.parametrize("name", ROLES)
+def test_the_layer_that_makes_the_first_stream_is_no_projection(name: str, normed: bool) -> None:
+    """As a linear embedding of patches does, however scores are made of what it gives."""
+    recipe, named = by_place_and_by_name(ATTNLRP_VIT, ROLES[name][-1])
+    model = Roles(name)
+    made, model.into = model.made, model.into[:1]
+    model.made = lambda m, x: made(m, torch.nn.functional.layer_norm(x, (8,)) if normed else x)
+    same(model, recipe, named)
 
 
 @pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)

@@ -46,11 +46,16 @@ SHARES = "lrpx shares"
 """The mark of a softmax of constants."""
 GATES = "lrpx gates of weights"
 """What the node of a product is marked with, too, whose attention weights are constants: behind it are gates."""
+BROADCAST = "lrpx broadcast values"
+"""What holds, at the node of such a product with what is smaller, along which dimensions that is weighed, counted from
+the last: values, where the product is summed along one, and a gate else."""
 SHARED = "lrpx shared dimensions"
 """What holds, at the node of an element-wise product with weights like a router's, along which dimensions they are
 shares, counted from the last."""
 WIDTH = "lrpx width"
 """What holds, at the node of a linear layer, how many outputs that has."""
+TAKEN = "lrpx taken"
+"""What holds, at the node of a tensor, which layers take it, as the numbers of their nodes."""
 MIXED = "lrpx mixed"
 """What the node of a convolution is marked with that mixes channels, as a layer does."""
 
@@ -126,12 +131,27 @@ def layer(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) ->
         if inputs[1].shape[1] > 1 and out.grad_fn is not None:
             out.grad_fn.metadata[MIXED] = True
         _origins.layer(out, x, {1 - inputs[1].ndim})
+        _taken(run, out, x)
         return out
     projected = _by_place(run, what, op, inputs)
     _origins.layer(projected, x, {-1})
+    _taken(run, projected, x)
     if projected.grad_fn is not None:
         projected.grad_fn.metadata[WIDTH] = projected.shape[-1]
     return projected
+
+
+def _taken(run: Any, out: Tensor, x: Tensor) -> None:
+    """``out`` is what a layer has made of ``x``."""
+    if run.asks_for_places and out.grad_fn is not None and (given := _unmoved(x.grad_fn)) is not None:
+        given.metadata.setdefault(TAKEN, set()).add(out.grad_fn._sequence_nr())
+
+
+def _unmoved(node: Any) -> Any:
+    """The node of what was given another shape or normalised."""
+    while node is not None and kind(node) in VIEWS | NORMS | {"Permute", "Transpose", "T", "Expand"}:
+        node = node.next_functions[0][0]
+    return node
 
 
 def _by_place(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) -> Any:
@@ -295,8 +315,21 @@ def multiplied(name: str, out: Any, given: Sequence[Any]) -> None:
             node.metadata[SHARED] = {
                 dim for dim in range(-out.ndim, 0) if any(_are_shares(each, dim) for each in weights)
             }
-    elif name == "mul" and any(not each.requires_grad and any_weights(each) for each in tensors):
-        node.metadata[WEIGHTS] = node.metadata[GATES] = True
+    else:
+        if name in SPREADING and (along := _weighed_along(tensors, out)):
+            node.metadata[BROADCAST] = along
+        if name == "mul" and any(not each.requires_grad and any_weights(each) for each in tensors):
+            node.metadata[WEIGHTS] = node.metadata[GATES] = True
+
+
+def _weighed_along(factors: Sequence[Tensor], out: Tensor) -> set[int]:
+    """Along which dimensions of a product attention weights sum to 1 that weigh something smaller there."""
+    weights = [each for each in factors if each.numel() == out.numel() and any_weights(each)]
+    values = [each for each in factors if each.numel() < out.numel() and each.requires_grad]
+    if len(weights) != 1 or not values:
+        return set()
+    along = [dim for dim in range(-out.ndim, 0) if all(each.ndim >= -dim and each.shape[dim] > 1 for each in values)]
+    return {dim for dim in along if sums_to_one(weights[0], dim, may_move=False)}
 
 
 def _adapted(node: Any) -> None:
@@ -338,7 +371,7 @@ def _summands(node: Any) -> list[tuple[Any, int]]:
 def _is_spread(x: Tensor, node: Any) -> bool:
     """Whether a summand of a node's is an element-wise product of attention weights and values; of a router's, where
     the sum is over places that a layer has made values of."""
-    is_one = _reaches(x, SPREAD)
+    is_one = _reaches(x, SPREAD) or _is_broadcast(x, node)
     shares = set() if is_one else _leads(x.grad_fn, SHARED, [MOST_SUMS])
     if not (is_one or shares) or kind(node) not in TOTALS or "_saved_dim" not in dir(node):
         return is_one
@@ -346,6 +379,19 @@ def _is_spread(x: Tensor, node: Any) -> bool:
     if is_one:
         return len(dims) != 1 or not _is_stacked(x, dims[0], is_of_layer=False)
     return any(_is_made_of_places(x, each) and _origins.at_product(x, each) in shares for each in dims)
+
+
+def _is_broadcast(x: Tensor, node: Any) -> bool:
+    """Whether a summand is a product of weights with smaller values, which is summed along what they weigh: noted."""
+    product: Any = x.grad_fn
+    if kind(node) not in TOTALS or BROADCAST not in product.metadata or "_saved_dim" not in dir(node):
+        return False
+    if not {dimension(each, x.ndim) - x.ndim for each in node._saved_dim} & product.metadata[BROADCAST]:
+        return False
+    for mark in (WEIGHTS, GATES):
+        product.metadata.pop(mark, None)
+    product.metadata[SPREAD] = True
+    return True
 
 
 def _spreads(factors: Sequence[Tensor], out: Tensor) -> bool | str:
@@ -688,12 +734,13 @@ def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:
         return set().union(*(_layers_behind(child, left) for child, _ in node.next_functions))
     if name == "_Either" or LINEAR in node.metadata:
         if of == SCORES:  # a learned query makes them of its keys, which a layer may have made
-            behind: set[Any] = set().union(*(_layers_behind(child, left) for child, _ in node.next_functions))
-            return {node} if OTHER in behind else {node} | behind  # what gates a stream is none
+            edge = node.metadata[_origins.OWN][1]
+            given = node.next_functions if edge is None else (edge,)
+            return _with_keys({node}, given, left)
         return set() if of == SUMMED else {node}
     if WEIGHTS in node.metadata:
         of = of or SCORES
-    elif name in PRODUCTS:
+    elif name in PRODUCTS or (of == SCORES and _multiplies(node)):
         of = ""
     children = [child for child, _ in node.next_functions]
     if name in SCALES and len(children) > 1 and SPREAD not in node.metadata:  # no gates of weights
@@ -707,11 +754,20 @@ def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:
     may_adapt = of != SUMMED and len(together) > 1 and name in SUMS | ADDED | TOTALS | WRITES
     if may_adapt and (adapted := _adapted_layers(node, [FARTHEST])) is not None:
         layers, given = adapted
-        behind = _layers_behind(given, left) if of == SCORES else set()
-        return layers if OTHER in behind else layers | behind
+        return _with_keys(layers, ((given, 0),), left) if of == SCORES else layers
     if is_sum and not (of == "" and _leads(node, WEIGHTS, [MOST_SUMS])):
         return set().union(*(_layers_behind(child, left, SUMMED) for child in children)) if of else {OTHER}
     return together
+
+
+def _with_keys(layers: set[Any], given: Sequence[tuple[Any, int]], left: list[int]) -> set[Any]:
+    """Layers that make scores, and those that make what they were given, the keys of learned queries. What gates a
+    stream is none, nor what other layers take, too: it is the stream."""
+    own = {each._sequence_nr() for each in layers}
+    if any(getattr(_unmoved(node), "metadata", {}).get(TAKEN, own) - own for node, _ in given):
+        return layers
+    behind: set[Any] = set().union(*(_layers_behind(node, left) for node, _ in given))
+    return layers if OTHER in behind else layers | behind
 
 
 def _adapted_layers(node: Any, left: list[int], *, is_outward: bool = False) -> tuple[set[Any], Any] | None:
@@ -767,6 +823,15 @@ def _pairs(node: Any) -> bool:
     )
 
 
+def _multiplies(node: Any) -> bool:
+    """Whether a node multiplies queries and keys element by element: it sums such a product of two, or has nothing to
+    sum in one of each place with each."""
+    if kind(node) not in TOTALS:
+        return kind(node) == "Mul" and _pairs(node)
+    child = node.next_functions[0][0]
+    return child is not None and kind(child) == "Mul" and all(each is not None for each, _ in child.next_functions)
+
+
 def _is_product(node: Any) -> bool:
     """Whether a node gives products of queries and keys, in another shape, scaled, shifted or masked."""
     waiting = [node]
@@ -776,7 +841,7 @@ def _is_product(node: Any) -> bool:
         node = waiting.pop()
         if node is None or WIDTH in node.metadata:
             continue
-        if kind(node) in PRODUCTS:
+        if kind(node) in PRODUCTS or _multiplies(node):
             return True
         if kind(node) in MOVES | SCALES | CHOICES | SUMS | {OWN} | TOTALS:
             waiting += [child for child, _ in node.next_functions]
