@@ -149,6 +149,8 @@ def of_same(run: Any, a: Tensor, b: Tensor) -> tuple[Function, Function] | None:
         return f, g._replace(root=f.root)
     if not (_moved.is_of_moved(a) or _moved.is_of_moved(b)) or not may_be_moved(run):
         return None
+    if run.has_hooks and all(_moved.way(each).op is None for each in (a, b)):  # no functions, but parts
+        return None
     return _moved_of_one(run, a, b)
 
 
