@@ -61,6 +61,10 @@ class Layer(nn.Module):
             return torch.addmm(self.out.bias, mixed.view(-1, WIDTH), self.out.weight.t()).view(x.shape)
         if self.spelling == "beside an adapter":
             return self.out(mixed) + self.up(self.down(mixed))
+        if self.spelling == "beside an adapter of what is scaled":  # as DeLoRA
+            return self.out(mixed) + self.up(self.down(2 * mixed))
+        if self.spelling == "beside an adapter of sums":  # as MiSS
+            return self.out(mixed) + F.linear(mixed.unflatten(-1, (2, -1)).sum(-2), self.out.weight[:, : WIDTH // 2])
         out = self.out(mixed)
         if self.spelling == "projected and changed":
             out[:, 1:] *= 0.5
@@ -179,9 +183,13 @@ def test_the_ledger_closes(spelling, position):
         assert float(relevance.sum() - heads(found).sum()) == pytest.approx(kinds["tokens"], abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    "spelling", ["gated", "gated in place", "changed through a view", "projected and changed", "beside an adapter"]
-)
+BETWEEN = (
+    "gated", "gated in place", "changed through a view", "projected and changed", "beside an adapter",
+    "beside an adapter of what is scaled", "beside an adapter of sums",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("spelling", BETWEEN)
 def test_what_comes_between_is_refused(spelling):
     with pytest.raises(MethodError, match=r"attention in layers\.0 is .*projected.* use attnlrp or lrp"):
         explained(spelling)

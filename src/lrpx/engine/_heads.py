@@ -91,6 +91,12 @@ class Heads(Tap):
                 f"the output of the attention in {lost.path} is not projected and added to a residual stream, or "
                 f"something else comes between{why}"
             )
+        beside = next((each for each in self._attentions if each.beside), None)
+        if beside is not None:
+            raise MethodError(
+                f"the output of the attention in {beside.path} is projected, and read by {beside.beside}, too, as with "
+                "an adapter; merge the adapter into the weights, or use attnlrp or lrp"
+            )
         with_attention = {write.layer for write in self.writes if write.reads}
         without = next((write.layer for write in self.writes if write.layer not in with_attention), None)
         if without is not None:
@@ -244,6 +250,8 @@ class Heads(Tap):
             x, weight = args
             bias = None
         else:
+            if out.is_floating_point():
+                attention.beside = attention.beside or f"{name} in {self._run.where()}"
             return out
         if attention.output is None:
             raise MethodError(

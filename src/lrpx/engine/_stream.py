@@ -23,6 +23,7 @@ class Attention:
         values: ``[B, G, T, e]``, the values of ``G`` groups of heads.
         output: ``[B, H, T, e]``, what the heads read; until the projection was found.
         projection: ``[H, e, d]``, the output projection of each head.
+        beside: where something else than a move or the projection reads what the heads read.
     """
 
     path: str
@@ -30,6 +31,7 @@ class Attention:
     values: Tensor
     output: Tensor | None
     projection: Tensor | None = None
+    beside: str = ""
 
     def projected(self) -> Tensor:
         """``[B, T, H, d]``: what each head writes of each token, before its weight."""
