@@ -684,6 +684,51 @@ def test_what_was_tried_before_a_hook_mixed_tokens_is_tried_again():
     assert_same(explain(ROWS[0], 4, method="leave-one-out"), Explainer(model)(ROWS[0], 4, method="leave-one-out"))
 
 
+class Unheeding(torch.nn.Module):
+    """Each token reads all, what the mask hides, too, if it does not ``heed``; but the attention writes nothing yet."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head, self.heed = torch.nn.Embedding(31, 8), torch.nn.Linear(8, 31), False
+        self.out = torch.nn.Linear(8, 8, bias=False)
+        torch.nn.init.zeros_(self.out.weight)
+
+    def get_input_embeddings(self):
+        return self.words
+
+    def forward(self, input_ids, attention_mask=None):
+        x = self.words(input_ids)
+        mask = attention_mask[:, None].bool() if self.heed and attention_mask is not None else None
+        return self.head(x + self.out(torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)))
+
+
+def test_what_was_tried_before_a_model_was_trained_is_tried_again():
+    """Where the attention writes nothing, padding makes no difference, nor does a mask that is not looked at."""
+    model = Unheeding().double().eval()
+    explain, how = Explainer(model, task=Task.MASKED), {"position": 0, "target": 3}
+    explain(ROWS, **how)
+    model(torch.tensor([ROWS[0]]))[0, 0, 3].backward()
+    with torch.no_grad():
+        model.out.weight -= model.out.weight.grad
+    for many, ids in zip(explain(ROWS, **how), ROWS, strict=True):
+        assert many.explained.value == pytest.approx(model(torch.tensor([ids]))[0, 0, 3].item(), abs=1e-12)
+    with pytest.raises(ModelError, match="does not look at it"):
+        explain(ROWS[0], method="leave-one-out", **how)
+    model.heed = True
+    assert explain(ROWS[0], method="leave-one-out", **how).relevance.isfinite().all()
+
+
+def test_what_was_tried_before_attention_looked_ahead_is_tried_again():
+    """It does so only where no mask is needed: not in a padded batch."""
+    model = models.tiny_llama()
+    explain = Explainer(model)
+    explain(ROWS, 4)
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+    for many, ids in zip(explain(ROWS, 4), ROWS, strict=True):
+        assert_same(many, explain(ids, 4))
+
+
 def of_all_modules(request, _):
     """A hook that torch gives every module there is."""
     model = models.tiny_llama()

@@ -1,6 +1,7 @@
 """What is tried of a model, where nothing tells but short runs of it: which rows may run together, what its mask hides,
-and whether that is all it does. Each is tried once, as long as the user has put the same into the model, and without
-interventions: what is told of the model is so behind their block, too, and no position of theirs is a trial's.
+and whether that is all it does. Each is tried once, as long as the user has put the same into the model and it has the
+same weights, and without interventions: what is told of the model is so behind their block, too, and no position of
+theirs is a trial's.
 
 (:mod:`lrpx.tasks` has the runs of a few tokens; where a user's questions are needed, the bound model runs them.)
 """
@@ -47,10 +48,13 @@ SAME = 8
 
 @dataclass
 class _Tried:
-    """What runs have told of a model as long as its user has put the same into it (:func:`lrpx.tasks.changes`).
+    """What runs have told of a model as long as its user has put the same into it (:func:`lrpx.tasks.changes`), and it
+    has the same weights and flags (:func:`lrpx.tasks.state`): one whose attention writes nothing yet, before it is
+    trained, heeds any mask.
 
     Attributes:
-        changes: what that is.
+        changes: what its user has put into it.
+        state: its weights and flags.
         is_seen: whether it says what stands in hidden places.
         reads_on: whether it reads the same token where one before that is hidden.
         read_alone: how many hidden places may be before one that is read, or on either side, without a trace in it.
@@ -63,6 +67,7 @@ class _Tried:
     """
 
     changes: tuple[object, ...]
+    state: tuple[object, ...] = ()
     is_seen: bool | None = None
     reads_on: bool | None = None
     read_alone: dict[object, float] = field(default_factory=dict)
@@ -119,10 +124,11 @@ class Trials:
 
     @property
     def tried(self) -> _Tried:
-        """What runs have told of the model; nothing, where something else of its user's is in it since."""
-        changes = tasks.changes(self.module)
-        if changes != self._known.changes:
-            self._known = _Tried(changes)
+        """What runs have told of the model; nothing, where something else of its user's is in it since, or it was
+        trained."""
+        changes, state = tasks.changes(self.module), tasks.state(self.module)
+        if (changes, state) != (self._known.changes, self._known.state):
+            self._known = _Tried(changes, state)
         return self._known
 
     @property
@@ -158,11 +164,12 @@ class Trials:
         how = self.module, self.task, self._pad_id or 0, self.padding_side
         return self.tried.once("heeds its mask", lambda: tasks.heeds_mask(*how))
 
-    @cached_property
+    @property
     def hides_ones(self) -> bool:
         """Tried once, before a run."""
-        with without_interventions():
-            return bool(self.task.segments) and tasks.hides_ones(self.module, self.task, self._pad_id or 0)
+        if not self.task.segments or tasks.is_theirs(self.module):
+            return False
+        return self.tried.once("hides ones", lambda: tasks.hides_ones(self.module, self.task, self._pad_id or 0))
 
     def pads_to(self, wide: int) -> bool:
         """Whether a module of one's own says the same of a text that is padded to so many tokens: its angles may hang

@@ -323,8 +323,8 @@ class Reader:
 
     def _is_moved_by_padding(self, ids: Sequence[int], arguments: Mapping[str, Tensor]) -> bool:
         """Whether the text beside an image is another to the model with padding behind it; tried once, as long as its
-        user puts nothing else into it."""
-        changes = tasks.changes(self.model)
+        user puts nothing else into it, and does not train it."""
+        changes = tasks.changes(self.model), tasks.state(self.model)
         if self._tried.get("padding", (None, False))[0] != changes:
             full = self.limit is not None and len(ids) >= self.limit
             if full or not tasks.accepts(self.model, "attention_mask"):

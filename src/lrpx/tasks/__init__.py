@@ -6,6 +6,7 @@ from lrpx.tasks._changes import (
     changes as changes,
     head_is_hooked as head_is_hooked,
     is_theirs as is_theirs,
+    state as state,
 )
 from lrpx.tasks._logits import (
     only_rows as only_rows,

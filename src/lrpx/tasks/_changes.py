@@ -23,6 +23,8 @@ MODELS = "transformers.models."
 """And those of the classes that one of its models is written with."""
 PYTHONS = sys.stdlib_module_names | {"typing_extensions"}
 """And the first names of those of Python's own modules."""
+FLAGS = frozenset({bool, str, type(None)})
+"""What a flag is. Numbers are none: a model may count its calls, or keep the length of its last text."""
 TOLD = (
     ("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS"),
     ("transformers.masking_utils", "ALL_MASK_ATTENTION_FUNCTIONS"),
@@ -73,6 +75,25 @@ def changes(model: Module) -> tuple[object, ...]:
         told: Any = getattr(sys.modules.get(path), name, {})
         given = [(kind, told[kind]) for kind in kinds if isinstance(kind, str) and kind in told]
         found += [each for each in given if not home_of(each[1]).startswith(THEIRS)]
+    return tuple(found)
+
+
+def state(model: Module) -> tuple[object, ...]:
+    """What may become another with nothing put into a model: the numbers of its weights, trained or loaded, by their
+    versions; the flags of modules that are neither torch's nor transformers'; and whether an attention looks ahead.
+    Weights that wait elsewhere (``accelerate``) are not known."""
+    found: list[object] = []
+    for _, module in named_modules(model):
+        held = vars(module)
+        found += [
+            (id(each), None if each.is_inference() else each._version)
+            for each in held["_parameters"].values()
+            if each is not None and not each.is_meta
+        ]
+        if not type(module).__module__.startswith(THEIRS):
+            found += [(name, value) for name, value in held.items() if type(value) in FLAGS]
+        elif "is_causal" in held:
+            found.append(held["is_causal"])
     return tuple(found)
 
 
