@@ -254,6 +254,14 @@ def test_a_quantised_weight_is_refused():
         _compiled._Call.of(layer, None, {}, frozenset(), ATTNLRP)
 
 
+def test_a_weight_that_is_elsewhere_is_refused():
+    """It was torch's own error, of a device without a name."""
+    model = models.tiny_llama()
+    pytest.importorskip("accelerate").cpu_offload(model)
+    with pytest.raises(ModelError, match=r"has a weight without numbers, as accelerate .*compile=False"):
+        Explainer(model, compile=True)(ROWS[0])
+
+
 @slow
 def test_which_tensor_is_where_is_seen():
     model, changes = numbered()

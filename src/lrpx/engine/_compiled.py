@@ -129,7 +129,7 @@ class _Call:
         """Look at a model.
 
         Raises:
-            ModelError: it has hooks of the user's, or weights that are no plain tensors.
+            ModelError: it has hooks of the user's, or weights that are no plain tensors, or have no numbers.
         """
         modules = [module for _, module in named_modules(model)]
         spaces = [space for module in modules for space in (vars(module)["_parameters"], vars(module)["_buffers"])]
@@ -146,6 +146,11 @@ class _Call:
                 raise ModelError(
                     f"{type(model).__name__} has a weight of {type(tensor).__name__}, perhaps quantised, that cannot "
                     f"be compiled; {INSTEAD}"
+                )
+            if tensor.is_meta:
+                raise ModelError(
+                    f"{type(model).__name__} has a weight without numbers, as accelerate leaves those that it brings "
+                    f"when they are needed, that cannot be compiled; {INSTEAD}"
                 )
         kinds = [(type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors]
         others = {name: None if isinstance(value, Tensor) else settings.of(value) for name, value in given.items()}
