@@ -17,7 +17,7 @@ from lrpx._modules import argument_names
 from lrpx.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from torch.nn import Module
@@ -224,7 +224,9 @@ class Batch:
         held = (self.rows[0].arguments or around) and "input_ids" in self.inputs
         return holding(model, self.handed) if held else nullcontext()
 
-    def changed(self, model: Module, argument: str, values: Sequence[Tensor]) -> Batch:
+    def changed(
+        self, model: Module, argument: str, values: Sequence[Tensor], first: Callable[[], int] | None = None
+    ) -> Batch:
         """The same with another ``attention_mask``, where each token keeps its place, or with ``inputs_embeds`` in the
         place of token ids.
 
@@ -232,6 +234,7 @@ class Batch:
             model: what will take it.
             argument: one of these two.
             values: for each row ``[T, …]``, of its first segment.
+            first: tells what the model calls the first place of a text, if it is to be told the places of tokens.
         """
         inputs = dict(self.inputs)
         ids = inputs["input_ids"]
@@ -239,11 +242,12 @@ class Batch:
         for i, value in enumerate(values):
             start = int(self.starts[0][i])
             padded[i, start : start + len(value)] = value
+        held = {"position_ids", *self.rows[0].arguments} & set(inputs)
         if argument == "inputs_embeds":
             del inputs["input_ids"]
-        elif not {"position_ids", *self.rows[0].arguments} & set(inputs) and tasks.accepts(model, "position_ids"):
+        elif first is not None and not held and tasks.accepts(model, "position_ids"):
             # counted before the mask changes, from which some models count them; beside an image they are held
-            inputs["position_ids"] = tasks.count_positions(model, self.real.to(torch.int64)).to(ids.device)
+            inputs["position_ids"] = tasks.count_positions(self.real.to(torch.int64), first()).to(ids.device)
         kind = inputs[argument].dtype if argument in inputs else padded.dtype
         return replace(self, inputs=inputs | {argument: padded.to(ids.device, kind)})
 

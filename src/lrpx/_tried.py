@@ -62,6 +62,7 @@ class _Tried:
             and from how many it does not.
         padded: how far padding changed nothing, and from where it does.
         apart: how many tokens ran together of which none saw others of another row.
+        first: what it calls the first place of a text, once that is tried, or None where nothing tells.
         meet: whether more of them did.
         found: the rest, by name.
     """
@@ -75,6 +76,7 @@ class _Tried:
     padded: tuple[float, float] = (7.0, math.inf)
     apart: int = 24
     meet: bool = False
+    first: list[int | None] = field(default_factory=list)
     found: dict[str, bool] = field(default_factory=dict)
 
     @property
@@ -214,10 +216,27 @@ class Trials:
         count = tasks.first_weight(self.module).shape[0]
         return [i for i in range(count // 2, count) if i != self._pad_id][:2]
 
-    @cached_property
+    @property
+    def _first(self) -> int | None:
+        """Tried once."""
+        if not self.tried.first:
+            self.tried.first.append(tasks.first_position(self.module, self.task))
+        return self.tried.first[0]
+
     def first_position(self) -> int:
-        """What the model calls the first place of a text."""
-        return int(tasks.count_positions(self.module, torch.ones(1, 1, dtype=torch.int64)))
+        """What the model calls the first place of a text.
+
+        Raises:
+            ModelError: nothing tells.
+        """
+        if self._first is None:
+            raise ModelError(
+                f"{type(self.module).__name__} takes position_ids, and without them says something else than with any "
+                "that count up by one from 0, 1, 2 or behind its padding's, so nobody knows which places its tokens "
+                "keep where one is hidden; let it count so, pass position_ids with the input, or use a method or a "
+                "perturbation that changes the tokens or their embeddings"
+            )
+        return self._first
 
     def refuse_drawing(self, run: Run, questions: Questions) -> None:
         """Refuse a model that says something else of the same input in another run.
@@ -422,7 +441,8 @@ class Trials:
         batch = batched(asked)
         seen = torch.ones(wide, dtype=torch.int64)
         seen[middle] = 0  # and the last token is hidden in none, where a classifier may read
-        every = [batch.changed(self.module, "attention_mask", [each]).inputs for each in (seen, *without[:-1])]
+        places = self.first_position
+        every = [batch.changed(self.module, "attention_mask", [each], places).inputs for each in (seen, *without[:-1])]
 
         def run(inputs: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> tasks.Counting:
             masks = [each["attention_mask"] for each in others]
@@ -466,7 +486,7 @@ class Trials:
             read_at = length - 1 if self.task.reads == "position" else None  # as far from the others as there is any
             asked = Question(0, read_at, questions.asked[0].target)
             tried = Questions((row,), (asked,))
-            same = proven(shorter, tried, self.first_position, torch.finfo(dtype).eps)
+            same = self._first is not None and proven(shorter, tried, self._first, torch.finfo(dtype).eps)
             holds, fails = (length, fails) if same else (holds, length)
             dropping[kind] = holds, fails
         return length <= holds

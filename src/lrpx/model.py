@@ -560,7 +560,7 @@ class BoundModel(Named):
         masks = None if attention_mask is None or embeddings is not None or taps is not None else attention_mask
         asked = questions
         if masks is not None and worth(masks) and self._trials.says_the_same(self._run, questions):
-            questions, attention_mask = without_hidden(questions, masks, self._trials.first_position)
+            questions, attention_mask = without_hidden(questions, masks, self._trials.first_position())
             exactly = False
         state = torch.get_rng_state()
         found = self._values(questions, attention_mask, embeddings, taps, batch_size, read, exactly)
@@ -605,7 +605,8 @@ class BoundModel(Named):
             batch = self.batch(some, exactly=changed_in_place, apart=taps is not None)
             whole = batch
             if attention_mask is not None:
-                batch = batch.changed(self.module, "attention_mask", [attention_mask[i] for i in group])
+                masks, first = [attention_mask[i] for i in group], self._trials.first_position
+                batch = batch.changed(self.module, "attention_mask", masks, first)
             if embeddings is not None:
                 batch = batch.changed(self.module, "inputs_embeds", [embeddings[i] for i in group])
             self._know_tokens(batch)

@@ -66,6 +66,49 @@ def test_a_model_that_counts_from_another_place():
     near(found.relevance, leave_one_out(model, IDS, lambda output: output.logits[0, 1]))
 
 
+class FromAPlace(torch.nn.Module):
+    """Counts its places from a first one, unless it is told them."""
+
+    def __init__(self, first, padding=None):
+        super().__init__()
+        self.first, self.table = first, torch.nn.Embedding(31, 16)
+        self.places = torch.nn.Embedding(40, 16, padding_idx=padding)
+        self.queries, self.values, self.head = (torch.nn.Linear(16, size) for size in (32, 16, 31))
+
+    def get_input_embeddings(self):
+        return self.table
+
+    def forward(self, input_ids, attention_mask=None, position_ids=None):
+        count = input_ids.shape[1]
+        if position_ids is None:
+            position_ids = torch.arange(self.first, self.first + count).expand(input_ids.shape)
+        x = self.table(input_ids) + self.places(position_ids)
+        queries, keys = self.queries(x).chunk(2, -1)
+        seen = torch.ones(count, count).tril().bool()
+        if attention_mask is not None:
+            seen = seen & attention_mask[:, None].bool()
+        scores = (queries @ keys.mT).masked_fill(~seen, -1e9)
+        return self.head(x + scores.softmax(-1) @ self.values(x))
+
+
+@pytest.mark.parametrize(("first", "padding"), [(0, None), (1, None), (2, 1), (4, 3)])
+def test_a_module_of_ones_own_counts_from_where_it_says(first, padding):
+    """Whatever the table of its places is called."""
+    torch.manual_seed(0)
+    model = FromAPlace(first, padding).double().eval()
+    found = Explainer(model, task=Task.CAUSAL)(IDS, 7, method="leave-one-out")
+    near(found.relevance, leave_one_out(model, IDS, lambda output: output[0, -1, 7]))
+
+
+def test_a_module_of_which_nothing_tells_where_it_counts_from_is_refused():
+    explain = Explainer(FromAPlace(9).double().eval(), task=Task.CAUSAL)
+    with pytest.raises(ModelError, match="which places its tokens keep"):
+        explain(IDS, 7, method="leave-one-out")
+    told = {"input_ids": [IDS], "position_ids": [list(range(9, 9 + len(IDS)))]}
+    expected = leave_one_out(explain.model, IDS, lambda output: output[0, -1, 7])
+    near(explain(told, 7, method="leave-one-out").relevance, expected)
+
+
 @pytest.mark.parametrize(
     "name", ["Blip2ForConditionalGeneration", "IdeficsForVisionText2Text", "Qwen2VLForConditionalGeneration"]
 )

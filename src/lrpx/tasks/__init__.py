@@ -42,6 +42,7 @@ from lrpx.tasks._tasks import (
     text_config as text_config,
 )
 from lrpx.tasks._trials import (
+    first_position as first_position,
     heeds_mask as heeds_mask,
     hides as hides,
     hides_ones as hides_ones,

@@ -486,9 +486,9 @@ def _after_padding(model: Module) -> int:
     return 0
 
 
-def _first_position(model: Module) -> int:
-    """The position of the first token: 0, the one after the padding's, or the first of those that the model keeps, as
-    Nyströmformer does: 2."""
+def told_position(model: Module) -> int:
+    """The position of the first token, as the modules' names tell: 0, the one after the padding's, or the first of
+    those that the model keeps, as Nyströmformer does: 2."""
     kept = (each for path, each in model.named_buffers() if path.rsplit(".", 1)[-1] == "position_ids")
     first = next((int(each.flatten()[0]) for each in kept if each.numel() and each.device.type != "meta"), 0)
     return _after_padding(model) or first
@@ -506,10 +506,10 @@ def position_ids(model: Module, task: Task, mask: Tensor) -> Tensor:
     elif not accepts(model, "position_ids"):
         why = "takes no position_ids, so padding on the left would move its tokens"
     else:
-        return count_positions(model, mask)
+        return count_positions(mask, told_position(model))
     raise InputError(f'{type(model).__name__} {why}; use padding_side="right"')
 
 
-def count_positions(model: Module, mask: Tensor) -> Tensor:
-    """``[B, T]`` positions that count from the model's first at each row's first token."""
-    return (mask.cumsum(1) - 1).clamp(min=0) + _first_position(model)
+def count_positions(mask: Tensor, first: int) -> Tensor:
+    """``[B, T]`` positions that count from the model's ``first`` at each row's first token."""
+    return (mask.cumsum(1) - 1).clamp(min=0) + first

@@ -26,7 +26,9 @@ from lrpx.tasks._tasks import (
     end_read,
     first_weight,
     input_device,
+    pad_id,
     position_ids,
+    told_position,
 )
 
 if TYPE_CHECKING:
@@ -194,6 +196,44 @@ def hides_ones(model: Module, task: Task, pad_id: int) -> bool:
             for token in (plain[-1], plain[0], plain[1])
         )
         return differ(whole, first) and second is not None and not differ(whole, second)
+
+
+def first_position(model: Module, task: Task) -> int | None:
+    """The position of a text's first token: what modules' names tell (:func:`~lrpx.tasks._tasks.told_position`), if the
+    model says the same of a short text with positions counted from there as without any, or one of a few others with
+    which it does, for a module of one's own may count from 1, or from behind its padding's; None if it never does."""
+    told = told_position(model)
+    if _is_changed_by_few(model):
+        return told
+    weight = first_weight(model)
+    plain = [i for i in range(2, weight.shape[0]) if i not in (pad_id(model), end_read(model, task))][:6]
+    ids = torch.tensor([plain], device=input_device(model))
+    given: dict[str, Any] = _whole(model, task, ids) | _needed(model, ids)
+    if accepts(model, "use_cache"):
+        given["use_cache"] = False
+    paddings = (getattr(each, "padding_idx", None) for each in model.modules())
+    after = sorted({each + 1 for each in paddings if isinstance(each, int)})
+
+    def said(**places: Tensor) -> Tensor | None:
+        try:
+            return _first_of(model(**given, **places))
+        except Exception:  # of the model's own: it takes something else, and a run will say so
+            return None
+
+    def same(one: Tensor, other: Tensor | None) -> bool:
+        lost = 64 * torch.finfo(weight.dtype).eps * one.nan_to_num(0, 0, 0).abs().max().item()
+        return other is not None and torch.allclose(one, other, rtol=0, atol=lost, equal_nan=True)
+
+    with torch.no_grad(), as_it_was(model):
+        without, runs = said(), False
+        if without is None:
+            return told
+        for first in dict.fromkeys((told, 0, 1, 2, *after)):
+            found = said(position_ids=torch.arange(first, first + len(plain), device=ids.device)[None])
+            if same(without, found):
+                return first
+            runs = runs or found is not None
+        return None if runs and same(without, said()) else told  # what draws at random never says the same
 
 
 def hides(model: Module, task: Task) -> bool:
