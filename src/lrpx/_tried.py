@@ -105,6 +105,11 @@ def _hidden_beside(seen: Sequence[int], place: int) -> tuple[float, float]:
     return before, after
 
 
+def _as_said(_: int, __: Target, logits: Tensor) -> Tensor:
+    """All that is said, and 0 where it is no number, as of what is excluded."""
+    return logits.double().nan_to_num(0.0, 0.0, 0.0)
+
+
 class Trials:
     """What is tried of one model, each once.
 
@@ -230,13 +235,34 @@ class Trials:
             ModelError: nothing tells.
         """
         if self._first is None:
-            raise ModelError(
-                f"{type(self.module).__name__} takes position_ids, and without them says something else than with any "
-                "that count up by one from 0, 1, 2 or behind its padding's, so nobody knows which places its tokens "
-                "keep where one is hidden; let it count so, pass position_ids with the input, or use a method or a "
-                "perturbation that changes the tokens or their embeddings"
-            )
+            raise self._of_unknown_places()
         return self._first
+
+    def _of_unknown_places(self) -> ModelError:
+        return ModelError(
+            f"{type(self.module).__name__} takes position_ids, and without them says something else than with any that "
+            "count up by one from 0, 1, 2 or behind its padding's, so nobody knows which places its tokens keep where "
+            "one is hidden; let it count so, pass position_ids with the input, or use a method or a perturbation that "
+            "changes the tokens or their embeddings"
+        )
+
+    def _moves_places(self, run: Run, questions: Questions) -> bool:
+        """Whether a module of one's own, with nothing hidden, says something else of one of the texts with the places
+        that a mask's tokens keep: it may begin anew behind the end of a text. transformers' are believed."""
+        if tasks.is_theirs(self.module) or not tasks.accepts(self.module, "position_ids"):
+            return False
+        first = {id(questions.rows[asked.row]): i for i, asked in reversed([*enumerate(questions.asked)])}
+        whole = questions.alone(sorted(first.values()))
+        for each, row in enumerate(whole.rows):
+            asked, mask = whole.alone([each]), torch.ones(row.lengths[0], dtype=torch.int64)
+            try:
+                kept, plain = (run(asked, given, 1, _as_said, True) for given in ([mask], None))
+            except Exception:  # of the module's own: it must be told its places
+                return False
+            lost = SAME * torch.finfo(tasks.first_weight(self.module).dtype).eps * plain.abs().max()
+            if (kept - plain).abs().max() > lost:
+                return True
+        return False
 
     def refuse_drawing(self, run: Run, questions: Questions) -> None:
         """Refuse a model that says something else of the same input in another run.
@@ -256,9 +282,7 @@ class Trials:
 
         def differ() -> bool:
             asked = questions.alone([0])
-            one, other = (
-                run(asked, None, 1, lambda _, __, logits: logits.double().nan_to_num(), True) for _ in range(2)
-            )
+            one, other = (run(asked, None, 1, _as_said, True) for _ in range(2))
             lost = SAME * torch.finfo(tasks.first_weight(self.module).dtype).eps * one.abs().max()
             return bool((one - other).abs().max() > lost)
 
@@ -297,6 +321,8 @@ class Trials:
         Raises:
             ModelError: it does.
         """
+        if self._moves_places(run, questions):
+            raise self._of_unknown_places()
         if self._counts_places(batched, questions):
             raise ModelError(
                 f"{type(self.module).__name__} counts tokens' places by its attention_mask, or which one it reads, so "

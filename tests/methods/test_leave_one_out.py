@@ -69,8 +69,9 @@ def test_a_model_that_counts_from_another_place():
 class FromAPlace(torch.nn.Module):
     """Counts its places from a first one, unless it is told them."""
 
-    def __init__(self, first, padding=None):
+    def __init__(self, first, padding=None, end=None):
         super().__init__()
+        self.end = end
         self.first, self.table = first, torch.nn.Embedding(31, 16)
         self.places = torch.nn.Embedding(40, 16, padding_idx=padding)
         self.queries, self.values, self.head = (torch.nn.Linear(16, size) for size in (32, 16, 31))
@@ -82,6 +83,9 @@ class FromAPlace(torch.nn.Module):
         count = input_ids.shape[1]
         if position_ids is None:
             position_ids = torch.arange(self.first, self.first + count).expand(input_ids.shape)
+            if self.end is not None:  # each text that is packed in begins anew
+                at = (input_ids == self.end) * position_ids
+                position_ids = position_ids - pad(at, (1, -1)).cummax(1).values
         x = self.table(input_ids) + self.places(position_ids)
         queries, keys = self.queries(x).chunk(2, -1)
         seen = torch.ones(count, count).tril().bool()
@@ -107,6 +111,15 @@ def test_a_module_of_which_nothing_tells_where_it_counts_from_is_refused():
     told = {"input_ids": [IDS], "position_ids": [list(range(9, 9 + len(IDS)))]}
     expected = leave_one_out(explain.model, IDS, lambda output: output[0, -1, 7])
     near(explain(told, 7, method="leave-one-out").relevance, expected)
+
+
+def test_so_is_one_whose_places_begin_anew_in_this_text():
+    explain = Explainer(FromAPlace(0, end=26).double().eval(), task=Task.CAUSAL)
+    others = IDS[:4]
+    expected = leave_one_out(explain.model, others, lambda output: output[0, -1, 7])
+    near(explain(others, 7, method="leave-one-out").relevance, expected)
+    with pytest.raises(ModelError, match="which places its tokens keep"):
+        explain([others, IDS], 7, method="leave-one-out")
 
 
 @pytest.mark.parametrize(
