@@ -454,6 +454,25 @@ def test_projections_are_found_however_attention_is_written(spelled, recipe):
     near(relevance(recipe), relevance(by_name.at("o", linear=Epsilon(0.4))))
 
 
+@pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("spelled", ATTENTIONS)
+def test_a_layer_that_gives_keys_and_what_values_are_made_of_is_a_projection(spelled, recipe):
+    """Also where weights are constants, so that only the values lead back to it, by way of another layer (DeepSeek)."""
+
+    class Attention(Projections):
+        def __init__(self):
+            super().__init__()
+            self.k = torch.nn.Linear(4, 8, dtype=torch.float64)
+
+        def forward(self, x):
+            keys, latent = self.k(x).chunk(2, -1)
+            parts = self.q(x), keys, self.v(latent)
+            q, k, v = (each.unflatten(-1, (2, 2)).transpose(1, 2) for each in parts)
+            return self.o(ATTENTIONS[spelled](q, k, v).transpose(1, 2).flatten(2))
+
+    near(*found_by_name(Attention(), recipe, "qkvo"))
+
+
 GATED = {  # of weights [B, H, Q, K], values [B, H, K, d], and a gate of each query [B, H, Q, 1]
     "weights": lambda p, v, g: (p * g) @ v,
     "weights, gate first": lambda p, v, g: (g * p) @ v,

@@ -26,7 +26,7 @@ from lrpx.engine._tensors import FROM_INPUT, is_tensor, tensors_in
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -52,6 +52,8 @@ the last: values, where the product is summed along one, and a gate else."""
 SHARED = "lrpx shared dimensions"
 """What holds, at the node of an element-wise product with weights like a router's, along which dimensions they are
 shares, counted from the last."""
+MADE_OF = "lrpx weights of a product"
+"""What holds, at that of one with weights like a router's, their mark."""
 WIDTH = "lrpx width"
 """What holds, at the node of a linear layer, how many outputs that has."""
 TAKEN = "lrpx taken"
@@ -114,6 +116,21 @@ FARTHEST = 1024
 """Nodes that are looked at on a way back."""
 MOST_SUMS = 64
 """Sums of several tensors that are looked at on it."""
+
+
+class Weighing(str):
+    """The mark of attention weights that a rule has made constants, and the choices of the layers that gave their
+    scores: behind a constant there is no way back, and a layer may give keys and values in parts."""
+
+    __slots__ = ("choices",)
+    choices: frozenset[Any]
+
+    @classmethod
+    def by(cls, mark: str, choices: Iterable[Any]) -> Weighing:
+        """The mark, with choices."""
+        made = cls(mark)
+        made.choices = frozenset(choices)
+        return made
 
 
 def layer(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) -> Any:
@@ -231,6 +248,8 @@ def attend(run: Any, out: Any, *factors: Any, summed: Sequence[int | None] = ())
         for factor in factors:
             if getattr(factor, "grad_fn", None) is not None:
                 _tell(factor.grad_fn, SCORES if mark_of(factor) == ROUTED else "")
+            else:
+                _tell_of(getattr(factor, FROM_INPUT, None))
     return out
 
 
@@ -302,15 +321,19 @@ def multiplied(name: str, out: Any, given: Sequence[Any]) -> None:
     if any(are_spread) or (is_product and are_spread and name == "addcmul"):
         if all(is_one or _reaches(each, ATTENDED) for each, is_one in zip(summands, are_spread, strict=True)):
             _tell(node)
+            for each in summands:
+                _tell_of(_leads(each.grad_fn, SPREAD, [MOST_SUMS]) or _leads(each.grad_fn, MADE_OF, [MOST_SUMS]))
             node.metadata[ATTENDED] = True
     elif is_product:
         mark = ROUTED if is_product == ROUTED else WEIGHTS
         are_weights = [any_weights(each) if mark == WEIGHTS else mark_of(each) == ROUTED for each in tensors]
         values = [each for each, is_one in zip(tensors, are_weights, strict=True) if each.grad_fn and not is_one]
         node.metadata[_origins.VALUES] = [(each.grad_fn, each.output_nr) for each in values]
+        made_of = mark_among([each for each, is_one in zip(tensors, are_weights, strict=True) if is_one])
         if mark == WEIGHTS:
-            node.metadata[SPREAD] = True
+            node.metadata[SPREAD] = made_of or True
         else:
+            node.metadata[MADE_OF] = made_of
             weights = [each for each, is_one in zip(tensors, are_weights, strict=True) if is_one]
             node.metadata[SHARED] = {
                 dim for dim in range(-out.ndim, 0) if any(_are_shares(each, dim) for each in weights)
@@ -434,7 +457,8 @@ def mark_weights(run: Any, out: Any, scores: Any = None, dim: int = -1) -> Any:
     if getattr(out, "grad_fn", None) is not None:
         out.grad_fn.metadata[ROUTED if mark == ROUTED else WEIGHTS] = True if mark == WEIGHTS else mark
     else:  # under a rule that makes it a constant
-        setattr(out, FROM_INPUT, mark)
+        layers = _layers_behind(getattr(scores, "grad_fn", None), [FARTHEST], SCORES) - {OTHER}
+        setattr(out, FROM_INPUT, Weighing.by(mark, (each.choice for each in layers if LINEAR not in each.metadata)))
     return out
 
 
@@ -603,8 +627,9 @@ def mark_of(x: Any) -> Any:
 def mark_among(values: Any) -> Any:
     """The same of values, also in lists."""
     if isinstance(values, (tuple, list)):
-        found = {mark for each in values if (mark := mark_among(each))}
-        return next((each for each in (OF_LAYER, WEIGHTS, ROUTED) if each in found), False)
+        found = [mark for each in values if (mark := mark_among(each))]
+        name = next((each for each in (OF_LAYER, WEIGHTS, ROUTED) if each in found), None)
+        return name is not None and Weighing.by(name, frozenset().union(*map(_choices, found)))
     return mark_of(values)
 
 
@@ -701,6 +726,16 @@ def _without_padding(op: Callable[..., Any], x: Tensor, leaf: Tensor) -> Callabl
     (back,) = torch.autograd.grad(x, leaf, seed, create_graph=True)
     (is_own,) = torch.autograd.grad(back, seed, torch.ones_like(back))
     return lambda given, *weights: op(given if given is x else given * is_own, *weights)
+
+
+def _choices(mark: Any) -> frozenset[Any]:
+    """Those of the layers that gave the scores of constant weights with this mark."""
+    return mark.choices if isinstance(mark, Weighing) else frozenset()
+
+
+def _tell_of(mark: Any) -> None:
+    for each in _choices(mark):
+        each.take_second()
 
 
 def _tell(node: Any, of: str = "") -> None:
