@@ -473,6 +473,30 @@ def test_a_layer_that_gives_keys_and_what_values_are_made_of_is_a_projection(spe
     near(*found_by_name(Attention(), recipe, "qkvo"))
 
 
+@pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
+def test_a_ledger_changes_no_rule_of_a_layer_behind_attention_and_a_constant(recipe):
+    """A learned query is added to what attention gives it (V-JEPA 2): a constant, of which a ledger makes a leaf."""
+
+    class Pooled(Projections):
+        def __init__(self):
+            super().__init__()
+            self.query = torch.nn.Parameter(torch.randn(1, 1, 2, 2, dtype=torch.float64))
+
+        def forward(self, x):
+            _, k, v = self.heads(x)
+            pooled = self.query.mT + (self.query.mT @ k.mT).softmax(-1) @ v
+            return self.o(pooled.transpose(1, 2).flatten(2))
+
+    x = torch.randn(1, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    model, found = Pooled(), []
+    recipe = replace(recipe, output_projection=Epsilon(0.4))
+    for ledger in (False, True):
+        with lrpx.propagate(model, recipe, ledger=ledger) as trace:
+            trace.explain(model(x)[0, -1].sum())
+        found.append(trace.relevance("x"))
+    near(*found)
+
+
 GATED = {  # of weights [B, H, Q, K], values [B, H, K, d], and a gate of each query [B, H, Q, 1]
     "weights": lambda p, v, g: (p * g) @ v,
     "weights, gate first": lambda p, v, g: (g * p) @ v,

@@ -22,7 +22,7 @@ from lrpx._kinds import rule_name
 from lrpx.engine import _origins, _overrides
 from lrpx.engine._nodes import COPY, NORM, OWN, SCALES, SHAPES, SUMS, kind
 from lrpx.engine._origins import ATTENDED, LEAF, PRODUCTS, dimension, shape
-from lrpx.engine._tensors import FROM_INPUT, is_tensor, tensors_in
+from lrpx.engine._tensors import CONSTANT, FROM_INPUT, is_tensor, tensors_in
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
@@ -383,12 +383,17 @@ def _is_outward(node: Any, left: list[int]) -> bool:
 
 def _summands(node: Any) -> list[tuple[Any, int]]:
     """What a node sums, or writes into another, if that is all it does besides moving and scaling by constants."""
-    edges = [edge for edge in node.next_functions if edge[0] is not None]
+    edges = [edge for edge in node.next_functions if not _is_constant(edge[0])]
     if kind(node) in MOVES | SUMS | TOTALS | WRITES | CHOICES | {OWN, COPY}:
         return edges
     is_scaled = len(edges) == 1 and kind(node) in SCALES
     is_added = len(edges) == 2 and kind(node) in ADDED and node.next_functions[0][0] is not None
     return edges if is_scaled or is_added else []
+
+
+def _is_constant(node: Any) -> bool:
+    """Whether what a node is made of is a constant there; of those that are added, a ledger makes leaves."""
+    return node is None or (kind(node) == LEAF and hasattr(node.variable, CONSTANT))
 
 
 def _is_spread(x: Tensor, node: Any) -> bool:
@@ -664,7 +669,7 @@ def _leads(node: Any, mark: str, sums: list[int]) -> Any:
             continue
         if mark in node.metadata:
             return node.metadata[mark]
-        made_of: list[Any] = [child for child, _ in node.next_functions if child is not None]
+        made_of: list[Any] = [child for child, _ in node.next_functions if not _is_constant(child)]
         is_shifted = kind(node) in SUMS and len(made_of) == 1  # by a constant
         if kind(node) in SUMS and not is_shifted:
             sums[0] -= 1
