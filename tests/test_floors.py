@@ -21,6 +21,7 @@ FLOORS = {
     "modules": 0,
     "files": 1,
     "registry": 1,
+    "defined": 1,
     "scripts": 2,
     "rules": 1,
     "kinds": 1,

@@ -12,6 +12,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from lrpx._defined import digest_of_code
 from lrpx._registry import BROUGHT, Registry
 
 if TYPE_CHECKING:
@@ -94,8 +95,13 @@ def is_of_script(thing: object) -> bool:
 def digest_of(thing: object) -> str | None:
     """The SHA-256 of the script that has registered a thing, or its class, and of the user's own modules that it
     imports, those beside it and below its folder, all as they were when they ran; of what a package has brought by an
-    entry point, of that module and of those of the package that it imports. None of what is ours, or was defined in
-    the session."""
+    entry point, of that module and of those of the package that it imports; of what the session has defined, of its
+    code. None of what is ours."""
+    return _registered(thing) or digest_of_code(thing)
+
+
+def _registered(thing: object) -> str | None:
+    """The same, of what a script or a package has registered."""
     found = _digests.get(id(thing)) or _digests.get(id(type(thing)))
     if found is not None:
         return found[1]
@@ -116,7 +122,7 @@ def _digest_of_package(name: str) -> str | None:
 
 
 def settings_of(kind: str, things: Mapping[str, object]) -> dict[str, str]:
-    """What a run is known by beside what its things say of themselves: the digests of their scripts.
+    """What a run is known by beside what its things say of themselves: the digests of their scripts, or of their code.
 
     Args:
         kind: what they are: ``"metric"``.
@@ -126,7 +132,8 @@ def settings_of(kind: str, things: Mapping[str, object]) -> dict[str, str]:
     {}
     """
     digests = {name: digest_of(thing) for name, thing in things.items()}
-    return {f"script of the {kind} {name}": digest for name, digest in digests.items() if digest is not None}
+    told = {name: "code" if _registered(thing) is None else "script" for name, thing in things.items()}
+    return {f"{told[name]} of the {kind} {name}": digest for name, digest in digests.items() if digest is not None}
 
 
 def _run(path: Path, error: type[LRPxError]) -> tuple[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -121,6 +122,63 @@ def test_a_script_that_was_edited_is_another_one(tmp_path, monkeypatch):
             pass
         with pytest.raises(ResultFileError, match=f"the spec has another script of the {what} than what is found here"):
             Run.from_spec(before.spec, model=model)
+
+
+OWN = """
+from helping import last
+from lrpx.metrics import metric
+FACTOR = 1.0
+SEEN = []
+class Share:
+    def __call__(self, relevance, truth):  # of the last token
+        SEEN.append(1)
+        return FACTOR * float(last(relevance) > 0) / 4
+metric("Last", "is the last token relevant?")(Share())
+"""
+HELPING = """
+import functools
+@functools.cache
+def at():
+    return -1
+def last(relevance):
+    return relevance[at()]
+"""
+
+
+def test_what_a_module_defines_is_known_by_its_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(METRICS, "_found", dict(METRICS))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    files = {
+        "mine_of_the_spec": OWN,
+        "helping": HELPING,
+    }
+    model = Spec().build()
+
+    def run(**edited):
+        for name, text in (files | edited).items():
+            (tmp_path / f"{name}.py").write_text(text)
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        importlib.import_module("mine_of_the_spec")
+        return Run(Agreement([SENTENCES], limit=2), model, ["lrp"], ["RMA", "Last"])
+
+    before = run()
+    assert [name for name in before.settings if name.startswith(("code", "script"))] == ["code of the metric Last"]
+    with keep(before, tmp_path / "out") as kept:
+        kept.explain()
+    assert run(mine_of_the_spec=OWN.replace("# of", "# of the text,")).settings == before.settings
+    for name, text, other in (
+        ("mine_of_the_spec", "> 0", "< 0"),
+        ("mine_of_the_spec", "FACTOR = 1.0", "FACTOR = 2.0"),
+        ("helping", "return -1", "return -2"),
+    ):
+        after = run(**{name: files[name].replace(text, other)})
+        with (
+            pytest.raises(ResultFileError, match="another setting: code of the metric Last"),
+            keep(after, tmp_path / "out"),
+        ):
+            pass
 
 
 def test_a_part_is_the_same_again_and_in_any_order(run):
