@@ -18,8 +18,12 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from lrpx._modules import named_modules
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from torch.nn import Module
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, Enum, type(...))
 CODE = (FunctionType, staticmethod, classmethod, property)
@@ -34,6 +38,19 @@ def digest_of_code(thing: object) -> str | None:
     (None, None)
     """
     told = [*_told(thing, set(), plain=False)]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest() if told else None
+
+
+def digest_of_model(model: Module) -> str | None:
+    """The same of a model: of the classes of its modules, and of the numbers and names that these hold, as of a scale,
+    which are no weights."""
+    seen: set[int] = set()
+    told: list[str] = []
+    for path, module in named_modules(model):
+        if is_own(type(module).__module__):
+            told += [path, *_told(type(module), seen)]
+            held = {name: each for name, each in vars(module).items() if isinstance(each, PLAIN)}
+            told += [f"{name} {held[name]!r}" for name in sorted(held) if name[:1] != "_" and name != "training"]
     return hashlib.sha256("\n".join(told).encode()).hexdigest() if told else None
 
 

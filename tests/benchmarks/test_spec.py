@@ -181,6 +181,35 @@ def test_what_a_module_defines_is_known_by_its_code(tmp_path, monkeypatch):
             pass
 
 
+class Scaled(torch.nn.Module):
+    """A model of one's own around another."""
+
+    def __init__(self, inner, scale):
+        super().__init__()
+        self.inner, self.scale = inner, scale
+
+    def get_input_embeddings(self):
+        return self.inner.get_input_embeddings()
+
+    def forward(self, input_ids, attention_mask=None, position_ids=None):
+        return self.inner(input_ids, attention_mask=attention_mask, position_ids=position_ids).logits * self.scale
+
+
+def test_a_model_of_ones_own_is_known_by_its_numbers(tmp_path):
+    """Not by its weights alone: nothing else says that its logits are twice what they were."""
+    spec = Spec().build()
+
+    def run(scale):
+        model = lrpx.model.BoundModel(Scaled(spec.module, scale).eval(), spec.tokenizer, task=lrpx.Task.CAUSAL)
+        return Run(Agreement([SENTENCES], limit=2), model, ["lrp"], ["RMA"])
+
+    with keep(run(1.0), tmp_path) as kept:
+        kept.explain()
+    assert run(1.0).settings == run(1.0).settings
+    with pytest.raises(ResultFileError, match="another setting: code of the model was"), keep(run(2.0), tmp_path):
+        pass
+
+
 def test_a_part_is_the_same_again_and_in_any_order(run):
     first = run.part(1)
     run.part(3)
