@@ -1065,6 +1065,18 @@ def test_a_position_that_a_trial_alone_has_is_told_at_the_end(build):
         explainer([[3, 5, 7], [4, 6]], target=[5, 5], **asked)
 
 
+def test_the_patches_of_an_image_are_those_without_the_block():
+    """Pixels that are kept between bounds still go where they do, and tell which token is which patch's."""
+    model = SAMPLES["vit"].build()
+    size, generator = model.config.image_size, torch.Generator().manual_seed(0)
+    image = {"pixel_values": torch.randn(1, 3, size, size, generator=generator, dtype=torch.float64)}
+    expected, explainer = lrpx.Explainer(model)(image, target=1), lrpx.Explainer(model)
+    (path,) = (name for name, each in model.named_modules() if isinstance(each, torch.nn.Conv2d))
+    with lrpx.intervene(model, {(path, "input"): Clamp(-0.2, 0.2)}):
+        found = explainer(image, target=1)
+    assert list(found.parts) == list(expected.parts) == list(explainer(image, target=1).parts)
+
+
 def test_units_are_ranked_as_they_are_in_the_block(llama):
     explainer = lrpx.Explainer(llama)
     with lrpx.intervene(llama, {"model.layers.1.mlp": {3: 0.0}}):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -224,9 +223,11 @@ class Trials:
     @property
     def _first(self) -> int | None:
         """Tried once."""
-        if not self.tried.first:
-            self.tried.first.append(tasks.first_position(self.module, self.task))
-        return self.tried.first[0]
+        tried = self.tried
+        if not tried.first:
+            with without_interventions():
+                tried.first.append(tasks.first_position(self.module, self.task))
+        return tried.first[0]
 
     def first_position(self) -> int:
         """What the model calls the first place of a text.

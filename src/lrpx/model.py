@@ -43,7 +43,7 @@ from lrpx.engine import propagate
 from lrpx.engine._compiled import Compiler
 from lrpx.engine._learned import Learned
 from lrpx.engine._positions import Positions
-from lrpx.engine._running import changes_in, intervened
+from lrpx.engine._running import changes_in, intervened, without_interventions
 from lrpx.engine._trace import is_finite
 from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
 from lrpx.inputs import Reader
@@ -469,8 +469,9 @@ class BoundModel(Named):
             return None
         if pixels.shape not in self._patches:
             batch = self.batch(Questions((row,), (Question(0, 0, self.default_target()),)))
-            found = patches_of(self.module, batch.handed, name)
-            is_all = found is None or not self._reads_beside(found, row, name)
+            with without_interventions():  # it is so behind their block, too
+                found = patches_of(self.module, batch.handed, name)
+                is_all = found is None or not self._reads_beside(found, row, name)
             self._patches[pixels.shape] = found if is_all else None
         return self._patches[pixels.shape]
 
@@ -497,7 +498,8 @@ class BoundModel(Named):
         shape = row.arguments[name].shape
         if shape not in self._places:
             batch = self.batch(Questions((row,), (Question(0, 0, self.default_target()),)))
-            self._places[shape] = places_of(self.module, batch.handed, name, patches)
+            with without_interventions():
+                self._places[shape] = places_of(self.module, batch.handed, name, patches)
         return self._places[shape]
 
     def entering(self, row: Row) -> Tensor | None:

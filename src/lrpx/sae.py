@@ -26,6 +26,7 @@ from lrpx._hooks import hooks
 from lrpx._modules import attending_as_before, named_modules
 from lrpx._results import attribution_of
 from lrpx.attribution import Explained
+from lrpx.engine._running import without_interventions
 from lrpx.errors import MethodError, ModelError
 from lrpx.questions import Question, Questions
 from lrpx.recipes import ATTNLRP
@@ -313,7 +314,7 @@ def _behind(place: Place, model: BoundModel) -> str:
     def hook(path: str) -> Any:
         return lambda _, args, output: follow(path, args, output)
 
-    with hooks() as on, torch.no_grad(), attending_as_before(model.module):
+    with hooks() as on, torch.no_grad(), attending_as_before(model.module), without_interventions():
         for path, each in named_modules(model.module):
             on.after(each, hook(path))
         model.module(**example(model.module))
@@ -335,7 +336,7 @@ def _ignores_mean(path: str, model: BoundModel) -> bool:
             value[..., ::2] += other - one
             return value if isinstance(given, Tensor) else (value, *given[1:])
 
-        with hooks() as on, torch.no_grad(), attending_as_before(model.module):
+        with hooks() as on, torch.no_grad(), attending_as_before(model.module), without_interventions():
             on.after(module, hook)
             made = model.module(**example(model.module))
         found: Tensor = made if isinstance(made, Tensor) else made[0]

@@ -12,6 +12,7 @@ import transformers
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pack_padded_sequence
 
+import lrpx
 from lrpx import Contrast, Explainer, LogProb, Span, Task
 from lrpx.coverage._classes import choose, every_class
 from lrpx.coverage._inputs import tiny_inputs
@@ -101,6 +102,17 @@ def test_a_module_of_ones_own_counts_from_where_it_says(first, padding):
     torch.manual_seed(0)
     model = FromAPlace(first, padding).double().eval()
     found = Explainer(model, task=Task.CAUSAL)(IDS, 7, method="leave-one-out")
+    near(found.relevance, leave_one_out(model, IDS, lambda output: output[0, -1, 7]))
+
+
+def test_where_a_module_counts_from_is_not_tried_in_a_block_of_interventions():
+    """Where its places make no difference, say; it is the same behind the block."""
+    torch.manual_seed(0)
+    model = FromAPlace(1).double().eval()
+    explain = Explainer(model, task=Task.CAUSAL)
+    with lrpx.intervene(model, {("places", "output"): 0.0}):
+        explain(IDS, 7, method="leave-one-out")
+    found = explain(IDS, 7, method="leave-one-out")
     near(found.relevance, leave_one_out(model, IDS, lambda output: output[0, -1, 7]))
 
 
