@@ -10,6 +10,8 @@ import transformers as tf
 
 from lrpx import Explainer, Task
 from lrpx.errors import ModelError
+from lrpx.units import places
+from tests.reference import models
 from tests.test_readers import bert
 
 
@@ -297,3 +299,68 @@ def test_neurons_of_an_encoder_and_decoder_of_ones_own() -> None:
     for path, x, gradient in zip(paths, kept, gradients, strict=True):
         for position, row in enumerate((x * gradient)[0].tolist(), 4 if "decoder" in path else 0):
             assert [units[path, position, unit] for unit in range(16)] == pytest.approx(row, rel=0, abs=1e-9)
+
+
+class OfHiddenStates(torch.nn.Module):
+    """A head of one's own on what several layers of a model of transformers give."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.body, self.config = body.model, body.config
+        self.head = torch.nn.Linear(2 * self.config.hidden_size, 31)
+
+    def get_input_embeddings(self):
+        return self.body.get_input_embeddings()
+
+    def forward(self, input_ids, attention_mask=None, inputs_embeds=None):
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+        states = self.body(**given, output_hidden_states=True).hidden_states
+        return self.head(torch.cat([states[1], states[2]], -1))
+
+
+def of_hidden_states(is_known):
+    """Such a model, which was called before, or was not."""
+    torch.manual_seed(0)
+    model = OfHiddenStates(models.tiny_llama(num_hidden_layers=3)).double().eval()
+    if is_known:
+        model(torch.tensor([[3, 4]]))
+    return model
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_hidden_states_are_there_once_whatever_was_tried_before(is_known):
+    """transformers puts hooks on at the first call that asks for them, and notes that it did."""
+    ids = [3, 5, 7, 9]
+    expected = of_hidden_states(True)(torch.tensor([ids]))[0, -1, 5].detach()
+    model = of_hidden_states(is_known)
+    explainer = Explainer(model, task=Task.CAUSAL)
+    for method in ("gradient-x-input", "leave-one-out"):
+        assert explainer(ids, target=5, method=method).explained.value == pytest.approx(float(expected), abs=1e-12)
+    places(model, "neurons")
+    assert torch.allclose(model(torch.tensor([ids]))[0, -1, 5], expected, rtol=0, atol=1e-12)
+
+
+class HooksItself(torch.nn.Module):
+    """Adds to what its layer gives by a hook, which it puts there in its first call."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.layer = torch.nn.Embedding(31, 8), torch.nn.Linear(8, 31)
+        self.is_hooked = False
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def forward(self, input_ids, attention_mask=None):
+        if not self.is_hooked:
+            self.layer.register_forward_hook(lambda _, __, output: output + 1)
+            self.is_hooked = True
+        return self.layer(self.embedding(input_ids))
+
+
+def test_a_hook_that_a_module_puts_on_itself_is_there_once():
+    model, ids = HooksItself().eval(), [3, 5, 7]
+    expected = (model.layer(model.embedding(torch.tensor(ids)))[-1, 5] + 1).item()
+    found = Explainer(model, task=Task.CAUSAL)(ids, target=5, method="gradient-x-input")
+    assert found.explained.value == pytest.approx(expected, abs=1e-6)

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -129,7 +130,9 @@ def as_it_was(model: Module) -> Iterator[None]:
     call: buffers, and tensors, numbers, lists, dictionaries and plain objects that are attributes, and what is in
     these, as tables of angles that grow with the longest text, or a cache.
 
-    What is callable stays as it is: another thread may have put it there.
+    What is callable stays as it is: another thread may have put it there. So do hooks that modules put on themselves in
+    their first call, as transformers' do for hidden states, and the flags and handles that tell of them, without which
+    they would be put on once more, and each hidden state be there twice.
     """
     kept = _Keeping({module: None for _, module in named_modules(model)})
     with torch.random.fork_rng(devices=[]):
@@ -144,6 +147,7 @@ class _Keeping:
 
     def __init__(self, modules: Iterable[Module]) -> None:
         self.attributes = [(module, _attributes(module)) for module in modules]
+        self.hooks = {id(hook) for module, _ in self.attributes for hook in _hooks_on(module)}
         parts = [(module._buffers, module._parameters, module._modules) for module, _ in self.attributes]
         self.named: list[tuple[dict[str, Any], dict[str, Any]]] = [(each, dict(each)) for own in parts for each in own]
         kept = {id(each): each for each in held_in(module for module, _ in self.attributes)}
@@ -155,10 +159,13 @@ class _Keeping:
         ]
 
     def put_back(self) -> None:
+        came = any(id(hook) not in self.hooks for module, _ in self.attributes for hook in _hooks_on(module))
         for module, attributes in self.attributes:
-            for name in _attributes(module).keys() - attributes.keys():
+            now = _attributes(module)
+            told = {name for name, each in now.items() if came and isinstance(each, (bool, RemovableHandle))}
+            for name in now.keys() - attributes.keys() - told:
                 del vars(module)[name]
-            vars(module).update(attributes)
+            vars(module).update({name: each for name, each in attributes.items() if name not in told})
         for held, before in (*self.named, *self.held):
             if [(key, id(each)) for key, each in _items(held)] != [(key, id(each)) for key, each in _items(before)]:
                 held.clear()
@@ -167,6 +174,12 @@ class _Keeping:
             if tensor._version != version:
                 with torch.no_grad():
                     tensor.copy_(before)
+
+
+def _hooks_on(module: Module) -> Iterator[Any]:
+    """The hooks that stand on a module and are none of this package's."""
+    for held in (module._forward_pre_hooks, module._forward_hooks):
+        yield from (each for each in [*held.values()] if not str(getattr(each, "__module__", "")).startswith("lrpx."))
 
 
 def held_in(modules: Iterable[Module]) -> list[Any]:
