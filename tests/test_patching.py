@@ -22,6 +22,7 @@ from lrpx.tasks import Task
 from tests import tiny
 from tests.reference import patching as twin
 from tests.reference.models import tiny_gpt2
+from tests.test_own_outputs import of_hidden_states
 from tests.test_units import Experts, OfLayers, OfPostNorms, PostNorm, WithHeads
 
 CLEAN, CORRUPT = [3, 4, 5, 6, 7, 8], [3, 4, 11, 6, 9, 8]
@@ -113,6 +114,21 @@ def test_exact_patching_is_what_a_twin_patches_one_by_one(module, model, pair, k
     torch.testing.assert_close(patching.exact(model, pair, kind), wanted, rtol=0, atol=1e-9)
     if kind == "heads":  # a copy alone is as good as a batch
         torch.testing.assert_close(patching.exact(model, pair, kind, batch_size=1), wanted, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_head_on_hidden_states_is_given_what_was_put_there(is_known):
+    """transformers keeps them by hooks that are there for good, before those of a run."""
+    module = of_hidden_states(is_known)
+    model = BoundModel(module, task=Task.CAUSAL)
+    pair = patching.pair_of(model, CLEAN, CORRUPT, RIGHT, WRONG)
+    clean, corrupt = (module.body(torch.tensor([ids]), output_hidden_states=True) for ids in (CLEAN, CORRUPT))
+    states = [each.hidden_states[2][0, -1] for each in (clean, corrupt)]
+    weight = module.head.weight[RIGHT] - module.head.weight[WRONG]
+    moved = (weight[16:] @ (states[1] - states[0])).item()  # the last token behind the second layer
+    assert patching.exact(model, pair, "residual")[1, -1].item() == pytest.approx(moved, abs=1e-12)
+    scores = patching.attributed(model, pair, GRADIENT, ["residual"], steps=2)["residual"]
+    assert scores[1, -1].item() == pytest.approx(moved, abs=1e-12)
 
 
 @pytest.mark.parametrize(("recipe", "rules"), [(GRADIENT, twin.PLAIN), (RELP, twin.RELP), (ATTNLRP, twin.ATTNLRP)])

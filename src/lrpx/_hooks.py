@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from itertools import dropwhile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch.nn import Module
+
+
+CAPTURES = "transformers.utils.output_capturing"
+"""Where the hooks are from that keep what modules give (``output_hidden_states``). They stay from the first call on
+that asks for them, and one put on later would change nothing of what they keep."""
+
+
+def captures(hook: Any) -> bool:
+    """Whether a hook is transformers' own, which keeps what a module gives."""
+    return getattr(hook, "__module__", None) == CAPTURES
+
+
+def _is_own(hook: Any) -> bool:
+    """Whether a hook is one of this package's."""
+    return str(getattr(hook, "__module__", None)).startswith("lrpx.")
 
 
 class Hooks:
@@ -25,9 +41,16 @@ class Hooks:
         module.register_forward_pre_hook(hook, **how)
 
     def after(self, module: Module, hook: Callable[..., Any], **how: bool) -> None:
-        """A hook of its own that is called after the module, as ``register_forward_hook`` has it."""
+        """A hook of its own that is called after the module, as ``register_forward_hook`` has it; and transformers'
+        behind it, if no hook of the user's is between them: what a head makes of hidden states is so, whenever these
+        were first asked for."""
         self._known.append((module, hook))
         module.register_forward_hook(hook, **how)
+        held: Any = module._forward_hooks
+        behind = list(dropwhile(lambda each: not captures(each[1]), held.items()))
+        if all(captures(each) or _is_own(each) for _, each in behind):
+            for number in (number for number, each in behind if captures(each)):
+                held.move_to_end(number)
 
     def remove(self) -> None:
         """Take all of them off; what was interrupted in it is done by doing it again."""

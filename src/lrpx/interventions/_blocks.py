@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lrpx._hooks import hooks, plainly
+from lrpx._hooks import captures, hooks, plainly
 from lrpx._modules import HOLDERS, held_in, named_modules
 from lrpx.engine._book import storage_of
 from lrpx.engine._observer import first_given, first_tensor
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from lrpx.interventions._where import Key, Wanted
-
-CAPTURES = "transformers.utils.output_capturing"
-"""Where the hooks are from that keep what modules give."""
 
 
 @contextmanager
@@ -200,7 +197,7 @@ def _capture_last(module: Module) -> None:
     for good from the first call that asks."""
     held: Any = module._forward_hooks
     for number, hook in list(held.items()):
-        if getattr(hook, "__module__", None) == CAPTURES:
+        if captures(hook):
             held.move_to_end(number)
 
 
