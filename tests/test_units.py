@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -212,6 +213,18 @@ def test_looking_leaves_the_model_as_it_was():
     assert torch.equal(torch.get_rng_state(), state)
     assert hooks == {path: (len(m._forward_hooks), len(m._forward_pre_hooks)) for path, m in model.named_modules()}
     assert grads == [p.requires_grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize(("kind", "name"), [("beit", "BeitForSemanticSegmentation"), ("dpt", "DPTForDepthEstimation")])
+def test_looking_leaves_what_a_model_makes_of_hidden_states(kind, name):
+    """They are kept by hooks that its first call puts there."""
+    (case,) = (each for each in choose([kind]) if each.name == name)
+    model = tiny_model(case)
+    inputs = tiny_inputs(case, model)
+    with torch.no_grad():
+        expected = copy.deepcopy(model)(**inputs)[0]
+        places(model, "neurons", inputs)
+        assert torch.equal(model(**inputs)[0], expected)
 
 
 def test_a_model_is_run_once_and_again_after_it_has_changed():
