@@ -116,10 +116,12 @@ def test_exact_patching_is_what_a_twin_patches_one_by_one(module, model, pair, k
         torch.testing.assert_close(patching.exact(model, pair, kind, batch_size=1), wanted, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("is_known", [False, True])
-def test_a_head_on_hidden_states_is_given_what_was_put_there(is_known):
+@pytest.mark.parametrize(("is_known", "is_watched"), [(False, False), (True, False), (True, True)])
+def test_a_head_on_hidden_states_is_given_what_was_put_there(is_known, is_watched):
     """transformers keeps them by hooks that are there for good, before those of a run."""
     module = of_hidden_states(is_known)
+    if is_watched:
+        module.body.layers[1].register_forward_hook(lambda *_: None)
     model = BoundModel(module, task=Task.CAUSAL)
     pair = patching.pair_of(model, CLEAN, CORRUPT, RIGHT, WRONG)
     clean, corrupt = (module.body(torch.tensor([ids]), output_hidden_states=True) for ids in (CLEAN, CORRUPT))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextlib import contextmanager
 from itertools import dropwhile
@@ -26,6 +27,18 @@ def captures(hook: Any) -> bool:
 def _is_own(hook: Any) -> bool:
     """Whether a hook is one of this package's."""
     return str(getattr(hook, "__module__", None)).startswith("lrpx.")
+
+
+def keep_instead(module: Module, value: Any, other: Any) -> None:
+    """Have transformers keep what is written in the place of what a module gave, where it has kept that already: a hook
+    of the user's that changes nothing may stand between its own and the one that writes."""
+    held = [captures(hook) for hook in module._forward_hooks.values()]
+    if not any(held) or held[-1]:  # it comes last, and keeps what it is given
+        return
+    collected: dict[str, Any] = sys.modules[CAPTURES]._active_collector.get() or {}
+    for kept in collected.values():
+        if isinstance(kept, list) and kept and kept[-1] is value:
+            kept[-1] = other
 
 
 class Hooks:

@@ -21,7 +21,7 @@ from torch.nn import Embedding, Module
 from torch.overrides import _get_current_function_mode_stack
 
 from lrpx import rules
-from lrpx._hooks import Hooks
+from lrpx._hooks import Hooks, keep_instead
 from lrpx._modules import layer_of, layers, named_modules
 from lrpx.engine import _overrides
 from lrpx.engine._book import Book
@@ -748,10 +748,13 @@ class _Seams:
             other = None if value is None else _as_written(tap, path, value, tap.module(path, "input", value))
             return None if other is None else (with_other(args, value, other), with_other(kwargs, value, other))
 
-        def after(_: Module, __: Any, ___: Any, output: Any) -> Any:
+        def after(module: Module, _: Any, __: Any, output: Any) -> Any:
             value = first_tensor(output)
             other = None if value is None else _as_written(tap, path, value, tap.module(path, "output", value))
-            return None if other is None else with_other(output, value, other)
+            if other is None:
+                return None
+            keep_instead(module, value, other)
+            return with_other(output, value, other)
 
         return before, after
 
