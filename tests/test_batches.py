@@ -718,6 +718,40 @@ def test_what_was_tried_before_a_model_was_trained_is_tried_again():
     assert explain(ROWS[0], method="leave-one-out", **how).relevance.isfinite().all()
 
 
+@pytest.mark.parametrize("method", ["lrp", "leave-one-out"])
+def test_hidden_states_are_as_many_as_before(method):
+    """The hooks by which transformers keeps them stayed after a trial, and were not known to be there: each explanation
+    put on more of them, for good."""
+    model = models.tiny_llama()
+    model.config.output_hidden_states = True
+    before = [each.clone() for each in model(torch.tensor([ROWS[0]])).hidden_states]
+    other = models.tiny_llama()
+    other.config.output_hidden_states = True
+    explain = Explainer(other)
+    for _ in range(2):
+        explain(ROWS, 4, method=method)
+        places(other, "neurons")
+        after = other(torch.tensor([ROWS[0]])).hidden_states
+        assert len(after) == len(before)
+        assert all(map(torch.equal, after, before))
+
+
+def test_a_model_that_reads_hidden_states_of_its_own_is_explained_again():
+    """LLaVA takes a layer of its images by its number."""
+    model = tiny.llava().eval()
+    vision = model.config.vision_config
+    image = [model.config.image_token_id] * (vision.image_size // vision.patch_size) ** 2
+    given = {"input_ids": torch.tensor([[1, *image, 2, 3]])}
+    given["pixel_values"] = torch.randn(1, 3, vision.image_size, vision.image_size, dtype=model.dtype)
+    said = tiny.llava().eval()
+    said.load_state_dict(model.state_dict())
+    places(model, "neurons", given)
+    for _ in range(2):
+        found = Explainer(model)(given, 3, method="leave-one-out")
+        assert found.explained.value == pytest.approx(said(**given).logits[0, -1, 3].item(), abs=1e-9)
+        assert torch.equal(model(**given).logits, said(**given).logits)
+
+
 def test_what_was_tried_before_attention_looked_ahead_is_tried_again():
     """It does so only where no mask is needed: not in a padded batch."""
     model = models.tiny_llama()
