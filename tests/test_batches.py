@@ -698,7 +698,8 @@ class Unheeding(torch.nn.Module):
 
     def forward(self, input_ids, attention_mask=None):
         x = self.words(input_ids)
-        mask = attention_mask[:, None].bool() if self.heed and attention_mask is not None else None
+        heeds = self.heed or getattr(getattr(self, "config", None), "heed", False)
+        mask = attention_mask[:, None].bool() if heeds and attention_mask is not None else None
         return self.head(x + self.out(torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)))
 
 
@@ -750,6 +751,47 @@ def test_a_model_that_reads_hidden_states_of_its_own_is_explained_again():
         found = Explainer(model)(given, 3, method="leave-one-out")
         assert found.explained.value == pytest.approx(said(**given).logits[0, -1, 3].item(), abs=1e-9)
         assert torch.equal(model(**given).logits, said(**given).logits)
+
+
+class OfIntegers(torch.nn.Module):
+    """Weights that are in buffers, as whole numbers and a scale."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("whole", torch.zeros(8, 8, dtype=torch.int8))
+        self.register_buffer("scale", torch.full((8, 1), 0.02))
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.whole.to(x.dtype) * self.scale)
+
+
+@pytest.mark.parametrize("how", ["in data", "other data", "by a move", "buffer", "config"])
+def test_what_was_tried_before_a_model_was_changed_without_a_version_is_tried_again(how):
+    """What is written through ``.data``, as by averages of weights, or into buffers, has none."""
+    model, whole = Unheeding().double().eval(), torch.randint(-99, 99, (8, 8), dtype=torch.int8)
+    if how == "config":
+        torch.nn.init.normal_(model.out.weight)
+        model.config = types.SimpleNamespace(heed=True)
+    if how == "buffer":
+        model.out = OfIntegers().double()
+    explain, asked = Explainer(model, task=Task.MASKED), {"position": 0, "target": 3}
+    explain(ROWS, **asked)
+    match how:
+        case "in data":
+            model.out.weight.data.lerp_(torch.randn(8, 8).double(), 0.5)
+        case "other data":
+            model.out.weight.data = torch.randn(8, 8).double()
+        case "by a move":
+            model.out.weight.data.normal_()
+            model.float().double()
+        case "buffer":
+            model.out.load_state_dict({"whole": whole, "scale": model.out.scale})
+        case "config":
+            model.config.heed = False
+    for many, ids in zip(explain(ROWS, **asked), ROWS, strict=True):
+        assert many.explained.value == pytest.approx(model(torch.tensor([ids]))[0, 0, 3].item(), abs=1e-12)
+    with pytest.raises(ModelError, match="does not look at it"):
+        explain(ROWS[0], method="leave-one-out", **asked)
 
 
 def test_what_was_tried_before_attention_looked_ahead_is_tried_again():

@@ -4,6 +4,7 @@ short runs of it tell that its class does not."""
 from lrpx.tasks._changes import (
     around_head as around_head,
     changes as changes,
+    flags as flags,
     head_is_hooked as head_is_hooked,
     is_theirs as is_theirs,
     state as state,

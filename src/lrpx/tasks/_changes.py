@@ -7,13 +7,15 @@ from functools import lru_cache, partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules import module as nn_module
 
 from lrpx._modules import base_model, named_modules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 THEIRS = ("torch.", "transformers.")
 """How the paths begin of what is no user's own."""
@@ -23,8 +25,11 @@ MODELS = "transformers.models."
 """And those of the classes that one of its models is written with."""
 PYTHONS = sys.stdlib_module_names | {"typing_extensions"}
 """And the first names of those of Python's own modules."""
-FLAGS = frozenset({bool, str, type(None)})
+FLAGS: frozenset[type] = frozenset({bool, str, type(None)})
 """What a flag is. Numbers are none: a model may count its calls, or keep the length of its last text."""
+NUMBERS: frozenset[type] = frozenset({int, float})
+LOOKED_AT = 64
+"""So many numbers of a tensor tell, about, whether it is another."""
 TOLD = (
     ("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS"),
     ("transformers.masking_utils", "ALL_MASK_ATTENTION_FUNCTIONS"),
@@ -79,22 +84,76 @@ def changes(model: Module) -> tuple[object, ...]:
 
 
 def state(model: Module) -> tuple[object, ...]:
-    """What may become another with nothing put into a model: the numbers of its weights, trained or loaded, by their
-    versions; the flags of modules that are neither torch's nor transformers'; and whether an attention looks ahead.
-    Weights that wait elsewhere (``accelerate``) are not known."""
-    found: list[object] = []
+    """What may become another with nothing put into a model: its :func:`flags`, and the numbers of its weights, trained
+    or loaded, by their versions and where they are; of a module of one's own some of its weights' and buffers' numbers
+    too, for what is written through ``.data``, and into buffers, has no version that tells. Weights that wait elsewhere
+    (``accelerate``) are not known."""
+    found: list[object] = [*flags(model)]
+    tensors: list[Tensor] = []
     for _, module in named_modules(model):
         held = vars(module)
-        found += [
-            (id(each), None if each.is_inference() else each._version)
-            for each in held["_parameters"].values()
-            if each is not None and not each.is_meta
-        ]
+        weights = [each for each in held["_parameters"].values() if each is not None and not each.is_meta]
+        found += [(id(each), None if each.is_inference() else each._version, _address(each)) for each in weights]
+        tensors += [*weights, *(each for each in held["_buffers"].values() if each is not None)]
+    return (*found, *([] if is_theirs(model) else _looked_at(tensors)))
+
+
+def flags(model: Module, *, numbers: bool = False) -> tuple[object, ...]:
+    """The flags of modules that are neither torch's nor transformers', and lists of such, as of an adapter's names;
+    whether an attention looks ahead; and what configs hold of them, and of numbers.
+
+    Args:
+        model: the user's module.
+        numbers: whether modules' numbers are wanted, too: they may be how many heads there are, or count calls.
+    """
+    found: list[object] = []
+    configs: dict[int, Any] = {}
+    kinds = FLAGS | NUMBERS if numbers else FLAGS
+    for _, module in named_modules(model):
+        held = vars(module)
         if not type(module).__module__.startswith(THEIRS):
-            found += [(name, value) for name, value in held.items() if type(value) in FLAGS]
+            found += _plain(held, kinds)
         elif "is_causal" in held:
             found.append(held["is_causal"])
+        if "config" in held:
+            configs[id(held["config"])] = held["config"]
+    for config in configs.values():
+        told: Mapping[str, Any] = getattr(config, "__dict__", {})
+        found += _plain({name: each for name, each in told.items() if not name.startswith("_")}, FLAGS | NUMBERS)
     return tuple(found)
+
+
+def _plain(held: Mapping[str, Any], kinds: frozenset[type]) -> list[object]:
+    """Of what an object holds, what is of these kinds, and lists of nothing else."""
+    found: list[object] = []
+    for name, value in held.items():
+        if type(value) in kinds:
+            found.append((name, type(value), value))
+        elif type(value) in (list, tuple) and all(type(each) in kinds for each in value):
+            found.append((name, *value))
+    return found
+
+
+def _address(tensor: Tensor) -> int | None:
+    return tensor.data_ptr() if _has_memory(tensor) else None
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    is_plain = type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__ and tensor.layout is torch.strided
+    return is_plain and not (tensor.is_meta or tensor.is_nested or tensor.is_quantized)
+
+
+def _looked_at(tensors: Iterable[Tensor]) -> list[bytes]:
+    """Some numbers of each tensor, evenly spread, as they are in memory."""
+    bits: dict[torch.device, list[Tensor]] = {}
+    with torch.no_grad():
+        for each in tensors:
+            if _has_memory(each) and each.numel():
+                step = each.numel() // LOOKED_AT | 1  # an odd one, not to stay in one column of a table
+                size = (-(-each.numel() // step),) if each.is_contiguous() else (1,)
+                some = each.detach().as_strided(size, (step,), each.storage_offset())
+                bits.setdefault(each.device, []).append(some.contiguous().view(torch.uint8))
+        return [torch.cat(each).cpu().numpy().tobytes() for each in bits.values()]
 
 
 @lru_cache(maxsize=4096)
