@@ -225,6 +225,18 @@ def test_patches_beside_which_pixels_are_read_are_none(how, patch):
         near(found.parts["patches"].values.sum(), found.parts["pixels"].values.sum())
 
 
+def test_patches_are_found_again_where_the_model_is_another():
+    """With a head of zeros nothing tells that pixels beside the patches are read; and patches may be set anew."""
+    model = Scales("all").eval().double()
+    torch.nn.init.zeros_(model.head.weight)
+    explain = Explainer(model, task=Task.IMAGE_CLASSIFICATION)
+    assert explain(image()).patch == (5, 5)
+    torch.nn.init.normal_(model.head.weight)
+    assert explain(image()).patch is None
+    model.how = "inside"
+    assert explain(image()).patch == (5, 5)
+
+
 @of(st.integers(1, 5), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.integers(0, 3))
 @settings(max_examples=30, deadline=None)
 def test_what_is_spread_sums_to_what_it_was(rows, columns, height, width, rest):

@@ -225,6 +225,7 @@ class BoundModel(Named):
         self.compiler = Compiler() if compile else None
         self._patches: dict[torch.Size, Patches | None] = {}
         self._places: dict[torch.Size, Places | None] = {}
+        self._patches_of: object = None
         self._trials = Trials(self.reader, self.padding_side)
 
     def _pooling(self, given: Any, spec: Spec | None) -> Pooling:
@@ -462,11 +463,15 @@ class BoundModel(Named):
 
     def patches(self, row: Row) -> Patches | None:
         """Into which patches the model cuts the image of a row; None where it does not, where they overlap, where it
-        reads pixels beside them, and where there is no image. Found once for each size."""
+        reads pixels beside them, and where there is no image. Found once for each size, as long as the model is the
+        same."""
         name = tasks.pixel_argument(self.module, self.task)
         pixels = None if name is None else row.arguments.get(name)
         if name is None or pixels is None or pixels.ndim != 4 or len(pixels) != 1:
             return None
+        now = tasks.changes(self.module), tasks.state(self.module), tasks.flags(self.module, numbers=True)
+        if now != self._patches_of:
+            self._patches_of, self._patches, self._places = now, {}, {}
         if pixels.shape not in self._patches:
             batch = self.batch(Questions((row,), (Question(0, 0, self.default_target()),)))
             with without_interventions():  # it is so behind their block, too
