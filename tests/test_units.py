@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -237,6 +238,17 @@ def test_a_model_is_run_once_and_again_after_it_has_changed():
     model.model.layers[0].mlp.act_fn = nn.Tanh()
     assert len(places(model, "neurons")) == 2
     assert len(calls) == 2
+
+
+class Switched(nn.Module):
+    """A ReLU that may be switched off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu() if self.on else x
 
 
 def test_units_are_looked_for_again_where_a_model_was_pruned_or_stops_earlier():
@@ -2009,3 +2021,41 @@ def test_latents_are_no_tokens_where_there_are_as_many(kind: Any) -> None:
                 model(torch.tensor([ids]))
     with lrpx.intervene(model, dict.fromkeys(places(model, kind), lrpx.Scale(0.0))):
         model(torch.tensor([[5, 9, 3, 12, 7, 22, 8]]))
+
+
+def test_units_are_looked_for_again_where_a_number_or_a_flag_is_another() -> None:
+    """As many heads as there were before were ranked, and the neurons of a layer that was switched on were left out."""
+    model = GPT(together=True).eval()
+    explainer, ids = lrpx.Explainer(model, task=lrpx.Task.CAUSAL), [5, 9, 3]
+    for block in model.blocks:
+        block.attention.count = 4
+    assert {place.width for place in places(model, "heads")} == {4}
+    for block in model.blocks:
+        block.attention.count = 2
+    assert {place.width for place in places(model, "heads")} == {2}
+    assert explainer.neurons(ids, kind="heads").count == 2 * len(model.blocks) * len(ids)
+    for block in model.blocks:
+        block.mlp[1] = Switched()
+    assert len(places(model, "neurons")) == len(model.blocks)
+    for on in (False, True):
+        model.blocks[0].mlp[1].on = on
+        with nullcontext() if on else pytest.raises(MethodError, match="is not seen to have neurons"):
+            assert len(places(model, "neurons")) == len(model.blocks)
+
+
+def test_units_are_those_of_the_inputs_that_are_given() -> None:
+    """Those of the images were left out where the units of texts had been asked for before."""
+    model = tiny.llava().eval()
+    patches = (model.config.vision_config.image_size // model.config.vision_config.patch_size) ** 2
+    side = model.config.vision_config.image_size
+    inputs = {
+        "input_ids": torch.tensor([[1, *[model.config.image_token_id] * patches, 2, 3]]),
+        "pixel_values": torch.randn(1, 3, side, side, dtype=next(model.parameters()).dtype),
+    }
+    for _ in range(2):
+        assert {place.path.split(".")[1] for place in places(model, "neurons")} == {"language_model"}
+        both = places(model, "neurons", inputs)
+        assert {place.path.split(".")[1] for place in both} == {"vision_tower", "language_model"}
+    said = model(**inputs).logits
+    with lrpx.intervene(model, {both[0]: lrpx.Scale(0.0)}):
+        assert not torch.equal(model(**inputs).logits, said)

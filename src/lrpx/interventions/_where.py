@@ -178,7 +178,7 @@ def _of_units(model: Module, path: str, call: int | None, by_units: bool) -> Whe
     if len(inside) != 1:
         return None
     (place,) = inside.values()
-    if call is not None and calls_of(model)[path] != place.calls:
+    if call is not None and calls_of(model, path) != place.calls:
         raise MethodError(f"{path} calls {place.path} several times; name one of the {place.calls} calls of that")
     return Where(place.path, place.side, place, call)
 

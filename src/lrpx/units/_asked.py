@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lrpx._modules import layer_of
 from lrpx.errors import LRPxError, MethodError
-from lrpx.units._looking import found_in
+from lrpx.units._looking import found_at, found_in
 from lrpx.units._place import KINDS, TITLES, Kind, Place, is_in, own_paths
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class NoUnitsError(MethodError):
 def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -> tuple[Place, ...]:
     """The places of all units of a kind, in the order of the forward pass.
 
-    The model is run once, under no recipe; what was found is kept with it.
+    The model is run once, under no recipe; what was found is kept with it, as long as it and the inputs are the same.
 
     Args:
         model: a model in eval mode.
@@ -116,8 +116,7 @@ def neurons_or_heads(model: Module, path: str) -> dict[str, Place]:
     Raises:
         ModelError: as :func:`places`.
     """
-    found = found_in(model, None)
-
+    found = found_at(model, path)
     if any(is_in(each, path) for each in found.experts):
         return {}
     there = [place for place in found.places if place.kind in ("neurons", "heads") and is_in(place.path, path)]
@@ -129,13 +128,13 @@ def neurons_or_heads(model: Module, path: str) -> dict[str, Place]:
     return inside
 
 
-def calls_of(model: Module) -> Mapping[str, int]:
-    """How often each module is called in one forward pass.
+def calls_of(model: Module, path: str) -> int:
+    """How often a module is called in one forward pass.
 
     Raises:
         ModelError: nobody knows what the model takes.
     """
-    return found_in(model, None).calls
+    return found_at(model, path).calls[path]
 
 
 def unseen(model: Module, chosen: Iterable[Place], *, beside: bool = False) -> tuple[str, ...]:
@@ -145,7 +144,8 @@ def unseen(model: Module, chosen: Iterable[Place], *, beside: bool = False) -> t
     Raises:
         ModelError: nobody knows what the model takes.
     """
-    calls = found_in(model, None).calls
+    chosen = list(chosen)
+    calls = found_at(model, chosen[0].path).calls if chosen else {}
     alike = {(_alike(place.path), layer_of(place.path) if beside else None) for place in chosen}
     return tuple(
         path
@@ -158,7 +158,7 @@ def is_turned(model: Module, path: str, side: Side) -> bool | None:
     """Whether a module takes, or gives, the tokens before the rows, ``[T, B, n]``; None where nobody knows what the
     model takes."""
     try:
-        return (own_paths(model)[path], side) in found_in(model, None).turned
+        return (own_paths(model)[path], side) in found_at(model, path).turned
     except LRPxError:
         return None
 
@@ -167,7 +167,7 @@ def apart_of(model: Module, path: str, side: Side) -> int:
     """How many places there were of what a module takes or gives, where these were not as many as the tokens when the
     model's units were looked for, as of latents; else 0, also where nobody knows what the model takes."""
     try:
-        return found_in(model, None).apart.get((own_paths(model)[path], side), 0)
+        return found_at(model, path).apart.get((own_paths(model)[path], side), 0)
     except LRPxError:
         return 0
 
@@ -176,7 +176,7 @@ def is_picked(model: Module, path: str, side: Side) -> bool:
     """Whether a module, or another expert beside it, takes or gives rows that were picked among the tokens by their
     numbers, in whatever order; False where nobody knows what the model takes."""
     try:
-        picked = found_in(model, None).picked
+        picked = found_at(model, path).picked
         return (_alike(own_paths(model)[path]), side) in {(_alike(each), its) for each, its in picked}
     except LRPxError:
         return False

@@ -19,6 +19,7 @@ from lrpx.engine import propagate
 from lrpx.engine._book import storage_of
 from lrpx.engine._observer import first_given, first_tensor
 from lrpx.engine._running import CACHES, is_running
+from lrpx.engine._settings import Settings
 from lrpx.engine._tensors import any_carries
 from lrpx.errors import LRPxError, ModelError
 from lrpx.recipes import GRADIENT
@@ -38,7 +39,6 @@ LENGTH = 5
 
 @dataclass(frozen=True)
 class _Found:
-    built: tuple[Any, ...]
     places: tuple[Place, ...]
     inside: dict[str, str]
     unknown: dict[Kind, str]
@@ -51,8 +51,27 @@ class _Found:
     double: str = ""
 
 
-_known: weakref.WeakKeyDictionary[Module, _Found] = weakref.WeakKeyDictionary()
-_with_tokens: weakref.WeakKeyDictionary[Module, dict[object, frozenset[tuple[str, Side]]]] = weakref.WeakKeyDictionary()
+@dataclass
+class _Kept:
+    """What was found in a model as long as nothing in it is another.
+
+    Attributes:
+        built: what its units hang on.
+        alone: what was found on a few tokens.
+        given: what was found on the inputs that its user gave last, and the names and numbers of these.
+        inputs: these inputs, or none.
+    """
+
+    built: tuple[Any, ...]
+    alone: _Found | None = None
+    given: tuple[Any, _Found] | None = None
+    inputs: Mapping[str, Any] | None = None
+
+
+_known: weakref.WeakKeyDictionary[Module, _Kept] = weakref.WeakKeyDictionary()
+_with_tokens: weakref.WeakKeyDictionary[Module, dict[object, tuple[object, frozenset[tuple[str, Side]]]]] = (
+    weakref.WeakKeyDictionary()
+)
 _looking = threading.local()
 
 
@@ -62,22 +81,52 @@ def is_looking() -> bool:
 
 
 def found_in(model: Module, inputs: Mapping[str, Any] | None) -> _Found:
-    built = _built(model)
+    """What is found in a model that is run on these inputs, or on a few tokens; where it cannot be run on these, on
+    what its user gave it last."""
+    known = _kept(model)
+    if inputs is not None:
+        return _found_on(model, known, inputs)
+    if known.alone is None:
+        try:
+            known.alone = _look(model, example(model))
+        except ModelError:
+            if known.inputs is None:
+                raise
+            known.alone = _found_on(model, known, known.inputs)
+    return known.alone
+
+
+def found_at(model: Module, path: str) -> _Found:
+    """What is found in a model where a module was called, if it was in any of the runs that were made."""
+    found, known = found_in(model, None), _kept(model)
+    is_elsewhere = known.given is not None and not found.calls.get(path) and known.given[1].calls.get(path)
+    return known.given[1] if known.given is not None and is_elsewhere else found
+
+
+def _kept(model: Module) -> _Kept:
     known = _known.get(model)
+    if known is not None and is_running():  # which may count its calls as it runs
+        return known
+    built = _built(model)
     if known is None or known.built != built:
-        if model.training or tasks.active_dropout(model):
-            raise ModelError(f"{type(model).__name__} is in training mode; call model.eval()")
-        _known[model] = known = _look(model, built, example(model) if inputs is None else inputs)
+        _known[model] = known = _Kept(built, inputs=None if known is None else known.inputs)
     return known
 
 
+def _found_on(model: Module, known: _Kept, inputs: Mapping[str, Any]) -> _Found:
+    key = Settings().of(dict(inputs))
+    if known.given is None or known.given[0] != key:
+        known.given, known.inputs = (key, _look(model, inputs)), inputs
+    return known.given[1]
+
+
 def _built(model: Module) -> tuple[Any, ...]:
-    """What a model's units hang on: its modules, how wide they are, and the numbers of its config, as of its layers."""
+    """What a model's units hang on: its modules, how wide they are, what its user has put into it, and the flags and
+    numbers of its config and of modules of one's own, as of its layers and heads."""
     modules = named_modules(model)
     shapes = [[each.shape for each in module._parameters.values() if each is not None] for _, module in modules]
-    config: dict[str, Any] = getattr(getattr(model, "config", None), "__dict__", {})
-    numbers = [each for each in config.values() if type(each) is int]
-    return [(path, type(module)) for path, module in modules], shapes, numbers
+    paths = [(path, type(module)) for path, module in modules]
+    return paths, shapes, tasks.changes(model), tasks.flags(model, numbers=True)
 
 
 def example(model: Module) -> dict[str, Any]:
@@ -113,7 +162,9 @@ def example(model: Module) -> dict[str, Any]:
     return found
 
 
-def _look(model: Module, built: tuple[Any, ...], inputs: Mapping[str, Any]) -> _Found:
+def _look(model: Module, inputs: Mapping[str, Any]) -> _Found:
+    if model.training or tasks.active_dropout(model):
+        raise ModelError(f"{type(model).__name__} is in training mode; call model.eval()")
     own = own_paths(model)
     follower = Follower(own, map(storage_of, model.parameters()), adapted_layers(model))
     double: list[str] = []
@@ -146,7 +197,6 @@ def _look(model: Module, built: tuple[Any, ...], inputs: Mapping[str, Any]) -> _
     found = tuple(follower.found())
     experts = follower.experts({place.path for place in found if place.kind == "neurons"})
     return _Found(
-        built,
         found,
         follower.inside,
         follower.unknown,
@@ -259,7 +309,8 @@ def _now_looking() -> Iterator[None]:
 def has_turned(model: Module) -> bool:
     """Whether some module of a model whose units were looked for takes or gives the tokens before the rows."""
     known = _known.get(model)
-    return known is not None and bool(known.turned)
+    found = [] if known is None else [known.alone, *(known.given or ())[1:]]
+    return any(each is not None and each.turned for each in found)
 
 
 def with_tokens(model: Module, inputs: Mapping[str, Any]) -> frozenset[tuple[str, Side]]:
@@ -277,8 +328,9 @@ def with_tokens(model: Module, inputs: Mapping[str, Any]) -> frozenset[tuple[str
     names = frozenset(name for name, value in inputs.items() if isinstance(value, (Tensor, list, tuple)))
     known = _with_tokens.setdefault(model, {})
     key = names, frozenset(own)
-    if key not in known:
-        if is_running():
-            return frozenset()
-        known[key] = _look_for_tokens(model, own, inputs)
-    return known[key]
+    if is_running():
+        return known[key][1] if key in known else frozenset()
+    now = tasks.changes(model), tasks.flags(model)
+    if key not in known or known[key][0] != now:
+        known[key] = now, _look_for_tokens(model, own, inputs)
+    return known[key][1]
