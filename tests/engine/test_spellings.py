@@ -674,6 +674,71 @@ def test_what_was_moved_beside_a_function_of_it_chooses_of_that(name: str, recip
             near(gated(moved), gated(at_once), recipe)
 
 
+MOVED_APART: dict[str, tuple[Of, Of]] = {
+    "numbers in what is masked": (lambda a: ((a - 0.5).mT * (a.mT > 0)).mT, lambda a: (a - 0.5) * (a > 0)),
+    "numbers in what is filled": (
+        lambda a: (a + 1).roll(1, 1).masked_fill(a.roll(1, 1) ** 2 < 0.2, 0.0).roll(-1, 1),
+        lambda a: (a + 1).masked_fill(a**2 < 0.2, 0.0),
+    ),
+    "two slopes": (lambda a: torch.where(a.mT > 0, (2 * a).mT, a.mT).mT, lambda a: torch.where(a > 0, 2 * a, a)),
+    "slopes by a ReLU": (
+        lambda a: torch.where(a.relu().mT > 0, -a.mT, a.mT).mT,
+        lambda a: torch.where(a.relu() > 0, -a, a),
+    ),
+    "a sum": (lambda a: (F.elu(a).mT + (a - 0.5).mT).mT, lambda a: F.elu(a) + (a - 0.5)),
+    "a difference": (lambda a: ((a + 1).mT - a.sigmoid().mT).mT, lambda a: (a + 1) - a.sigmoid()),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("name", MOVED_APART)
+def test_functions_that_were_moved_one_by_one_are_one_gate(name: str, recipe: lrpx.Recipe) -> None:
+    moved, at_once = MOVED_APART[name]
+    near(gated(moved), gated(at_once), recipe)
+
+
+def test_a_function_in_pieces_by_a_mask_may_be_moved() -> None:
+    def twice(a: Tensor, move: Of) -> Tensor:
+        y = torch.where(a < 0.3, a.exp() - 1, a)
+        return move(torch.where(move(a) > 0, move(y), move(2 * a)))
+
+    for recipe in RECIPES.values():
+        near(gated(lambda a: twice(a, lambda x: x.mT)), gated(lambda a: twice(a, lambda x: x)), recipe)
+    with pytest.raises(UnknownOperationError, match="apply it before that is moved"):
+        relevance(lambda a, b, _: (a + 1).mT.masked_fill(F.elu(a).mT < 0.2, 0.0).mT * b, lrpx.ATTNLRP)
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_a_choice_by_the_method_is_one(recipe: lrpx.Recipe) -> None:
+    at_once = gated(lambda a: torch.where(a > 0, a + 1, a.exp()))
+    near(gated(lambda a: (a + 1).where(a > 0, a.exp())), at_once, recipe)
+    near(gated(lambda a: a.exp().where(a <= 0, other=a + 1)), at_once, recipe)
+
+
+PIECES: dict[str, Of] = {
+    "elu and 1": lambda a: torch.where(a > 0, a + 1, a.exp()),
+    "of minGRU": lambda a: torch.where(a >= 0, a + 0.5, a.sigmoid()),
+}
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_what_a_function_in_pieces_gates_hangs_on_what_it_is(name: str) -> None:
+    """And not on which of its pieces are chosen in a batch: of one sign everywhere it is a surer gate than a SiLU."""
+    ids = torch.arange(WORDS)[:, None]
+
+    def found(function: Of, ids: Tensor) -> Tensor:
+        model = Model(function)
+        with lrpx.propagate(model, lrpx.LRP, observe=()) as trace:
+            trace.explain(model(ids)[:, -1, 0].sum())
+        return trace.source_relevance(trace.sources[0])
+
+    function = lambda a, b, _: PIECES[name](a) * F.silu(b)  # noqa: E731
+    together = found(function, ids)
+    assert torch.allclose(torch.cat([found(function, each[None]) for each in ids]), together, rtol=1e-9, atol=1e-12)
+    surer = found(lambda a, b, _: PIECES[name](a).detach() * F.silu(b), ids)
+    assert torch.allclose(together, surer, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_sum_of_functions_of_a_function_that_was_moved_twice_is_one(recipe: str) -> None:
     def twice(a: Tensor, b: Tensor, _: Tensor) -> Tensor:

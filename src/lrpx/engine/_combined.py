@@ -220,8 +220,10 @@ def summed(run: Any, out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
             f, g = both
             if f.root is g.root:
                 write_note(out, Function(f.root, max(f.kind, g.kind), f.exact and g.exact, _both(op, f, g)))
-            elif is_shifted(a) or is_shifted(b):  # of what both were moved from, which only the graph knows
-                _moved.note(out, f.root, max(f.kind, g.kind), False, _same)
+            else:  # of what both were moved from, which only the graph knows
+                if is_shifted(a) or is_shifted(b):
+                    _moved.note(out, f.root, max(f.kind, g.kind), False, _same)
+                _mark_apart(run, out, op, both)
     else:
         merged(out, op, a, b)
     mark_function(run, out, function_of(out))
@@ -229,18 +231,32 @@ def summed(run: Any, out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
         _logarithms.summed(out, a, b, op)
 
 
-def in_pieces(run: Any, out: Tensor, op: Op, *parts: Tensor, least: int = LINEAR) -> Tensor:
+def in_pieces(
+    run: Any,
+    out: Tensor,
+    op: Op,
+    *parts: Tensor,
+    least: int = LINEAR,
+    step: tuple[Tensor | None, Op | None] = (None, None),
+) -> Tensor:
     """``out = op(*parts)``, chosen among them element by element: of functions of one tensor, a function of it in
-    pieces, under the rule for activations if numbers were added in one. ``least``: the kind of function that it is."""
+    pieces, under the rule for activations if numbers were added in one. ``least``: the kind of function that it is.
+    ``step``: of which tensor that is a step that has chosen, and how."""
     found = function_of(merged(out, op, *parts))
+    functions = [function_of(each) or Function(each) for each in parts]
     if found is None and len(parts) == 2 and (both := of_same(run, *parts)) is not None:
-        f, g = both
+        f, g = functions = list(both)
         if f.root is g.root:
             found = Function(f.root, max(f.kind, g.kind), f.exact and g.exact, _both(op, f, g))
             run.keep_root(f.root)
             write_note(out, found)
-        elif any(map(is_shifted, parts)) and run.recipe.activation not in PARTWISE:
-            run.refuse(MOVED)
+        else:
+            if any(map(is_shifted, parts)) and run.recipe.activation not in PARTWISE:
+                run.refuse(MOVED)
+            _mark_apart(run, out, op, both)
+    if found is not None and (chosen := _by_step(run, found.root, functions, *step)) is not None:
+        found = found._replace(op=chosen)
+        write_note(out, found)
     rule = run.recipe.activation
     if found is not None and found.op is not None:
         refuse_moved(run, _same, found)
@@ -252,10 +268,34 @@ def in_pieces(run: Any, out: Tensor, op: Op, *parts: Tensor, least: int = LINEAR
     return out
 
 
+def _by_step(run: Any, root: Tensor, pieces: Sequence[Function], of: Tensor | None, again: Op | None) -> Op | None:
+    """What a step of the root, or of a function of it, chooses of two functions of it, as a function."""
+    if of is None or again is None:
+        return None
+    both = of_same(run, root, of)
+    if both is None or both[0].op is not None or not (both[0].root is both[1].root is root):
+        return None
+    return _all(lambda of, a, b: torch.where(again(of), a, b), [both[1], *pieces])
+
+
 def mark_function(run: Any, out: Tensor, f: Function | None) -> None:
     """Mark ``out``, which was put together of functions of one tensor, as the gate that it is."""
     if f is not None and f.kind != LINEAR and f.op is not None and takes_all(run.recipe):
         mark_written(run.recipe, out, f.root, f.op)
+
+
+def _mark_apart(run: Any, out: Tensor, op: Op, both: Sequence[Function]) -> None:
+    """Mark ``out``, ``op`` of functions that were moved one by one, as the gate that it is."""
+    if not takes_all(run.recipe):
+        return
+    ways = [_moved.way(f.root) for f in both]
+    known = [
+        Function(f.root, max(f.kind, way.kind), op=f.op if way.op is None else _after(way.op, f.op))
+        for f, way in zip(both, ways, strict=True)
+    ]
+    whole = _all(op, known)
+    if not getattr(whole, _moved.MASKING, False):  # of which each place has another function
+        mark_function(run, out, Function(both[0].root, max(f.kind for f in known), op=whole))
 
 
 def mark_chosen(run: Any, out: Tensor, parts: Sequence[Tensor], choose: Op) -> bool:

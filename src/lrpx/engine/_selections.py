@@ -37,16 +37,31 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     run.computed(out, *args, *kwargs.values())
     if run.has_scales:
         _exponentials.keep_exponents(func, out, args, kwargs)
-    root = _chosen_by_sign(*args) if _finds_relus(run) and len(args) == 3 and carries(out) else None
+    root = _chosen_by_sign(run, *args) if _finds_relus(run) and len(args) == 3 and carries(out) else None
     if root is not None:
         return kinked(run, out, root, mask=args[0] if args[0].dtype is torch.bool else args[1])
     if len(args) == 3 and carries(out) and _fills(out, *args):
         _step_or_zero(run, out, *args)
         return out
-    if len(args) == 3 and carries(args[1]) and carries(args[2]):
-        where = args[0]
-        return _combined.in_pieces(run, out, lambda a, b: func(where, a, b), args[1], args[2])
-    return out
+    if len(args) != 3:
+        return out
+    (where, a), b = _condition_first(*args[:2]), args[2]
+    if not (isinstance(where, Tensor) and carries(a) and carries(b)):
+        return out
+    return _combined.in_pieces(run, out, _choosing(where, out), a, b, step=_steps.step_of(where))
+
+
+def _choosing(where: Tensor, out: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """What has chosen ``out``, for functions; asked what it does with numbers, it gives both, for which is chosen is no
+    matter of these."""
+
+    def choose(a: Tensor, b: Tensor) -> Tensor:
+        if a.shape == b.shape == out_shape:
+            return torch.where(where, a, b)
+        return torch.stack(torch.broadcast_tensors(a, b))  # type: ignore[no-untyped-call]
+
+    out_shape = out.shape
+    return choose
 
 
 def _condition_first(where: Any, a: Any) -> tuple[Any, Any]:
@@ -65,18 +80,18 @@ def _fills(out: Tensor, where: Any, a: Any, b: Any) -> bool:
     return is_own != is_other
 
 
-def _chosen_by_sign(where: Any, a: Any, b: Any) -> Tensor | None:
+def _chosen_by_sign(run: Any, where: Any, a: Any, b: Any) -> Tensor | None:
     """The tensor by whose sign one of two scalings of it, or one and 0, is selected: a leaky ReLU, or ReLU."""
     where, a = _condition_first(where, a)
     if type(where) is not Tensor or where.dtype is not torch.bool or not (carries(a) or carries(b)):
         return None  # a compiler's tensors have no numbers
     x = a if carries(a) else b
-    scalings = [function_of(each) or Function(each) for each in (a, b) if carries(each)]
+    both = _combined.of_same(run, a, b) if carries(a) and carries(b) else (function_of(x) or Function(x),)
+    scalings = [] if both is None else [*both]
     is_zero = [not (each.any() if isinstance(each, Tensor) else each) for each in (a, b) if not carries(each)]
-    root = scalings[0].root
-    if not all(is_zero) or not _are_scalings(root, scalings):
+    if not scalings or not all(is_zero) or not _are_scalings(root := scalings[0].root, scalings):
         return None
-    return root if root.shape == x.shape == where.shape and _tells_signs(where, root) else None
+    return root if root.shape == x.shape == where.shape and _tells_signs(run, where, root) else None
 
 
 def _are_scalings(root: Tensor, functions: list[Function]) -> bool:
@@ -89,7 +104,7 @@ def _finds_relus(run: Any) -> bool:
     return takes_all(run.recipe) or run.recipe.activation is rules.identity or _combined.are_apart(run)
 
 
-def _tells_signs(mask: Any, x: Tensor) -> bool:
+def _tells_signs(run: Any, mask: Any, x: Tensor) -> bool:
     """Whether a mask is one of the signs of ``x``, or of a scaling or a ReLU of it."""
     if not hasattr(mask, _steps.STEP):
         return False
@@ -98,7 +113,10 @@ def _tells_signs(mask: Any, x: Tensor) -> bool:
         return False
     f = Function(x) if _combined.is_same(root, x) else function_of(root)
     if f is None or not _combined.is_same(f.root, x):
-        return False
+        both = _combined.of_same(run, x, root)
+        if both is None or both[0].op is not None or not (both[0].root is both[1].root is x):
+            return False
+        f = both[1]
     with _disable_current_modes():
         if f.kind == LINEAR and f.exact:
             steps = again(torch.tensor(SIGNS, dtype=x.dtype, device=x.device)).tolist()
@@ -121,7 +139,7 @@ def kinked(run: Any, out: Tensor, root: Tensor, x: Tensor | None = None, mask: T
     """``out``, a (leaky) ReLU of ``root``, or of ``x``, a scaling of it, that the model has written out, by a mask
     perhaps; where its numbers have both signs, or the mask is known to tell them, it is one factor, as activations
     are."""
-    if mask is None or _tells_signs(mask, root) or _has_both_signs(root.detach()):
+    if mask is None or _tells_signs(run, mask, root) or _has_both_signs(root.detach()):
         _factors.made_of(run, out, 1)
     if run.recipe.activation in (rules.identity, rules.unmodified) and carries(out) and _functions.fits(out, root):
         numbers, made = root.detach(), out.detach()
@@ -156,7 +174,7 @@ def masked_by_sign(run: Any, x: Any, mask: Any) -> Tensor | None:
         return None
     f = function_of(x)
     root = f.root if f is not None and f.kind == LINEAR and f.exact and f.root.shape == x.shape else x
-    return root if _tells_signs(mask, root) else None
+    return root if _tells_signs(run, mask, root) else None
 
 
 def _of_step(run: Any, x: Tensor, mask: Any, op: Callable[..., Any]) -> Function | None:
@@ -166,7 +184,11 @@ def _of_step(run: Any, x: Tensor, mask: Any, op: Callable[..., Any]) -> Function
     if of is None or again is None:
         return None
     both = _combined.of_same(run, x, of)
-    if both is None or both[0].root is not both[1].root:
+    if both is None:
+        return None
+    if both[0].root is not both[1].root:  # functions that were moved apart
+        if run.recipe.activation not in PARTWISE:
+            run.refuse(_lost.MOVED)
         return None
     f, before, at = both[0], both[0].op, both[1].op
 
@@ -185,7 +207,7 @@ def piece(run: Any, op: Callable[..., Any], x: Any, mask: Any) -> Tensor | None:
     if f is None or f.op is None or not _functions.fits(value, f.root):
         return None
     _lost.refuse_moved(run, f.op, f._replace(op=None))
-    if function_of(x) is None:
+    if f.root is x:  # which was shifted before it was moved
         return None
     return _activations.as_whole(run, f.root, value, f.op, f.kind)
 
