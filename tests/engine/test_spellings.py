@@ -715,6 +715,22 @@ def test_a_choice_by_the_method_is_one(recipe: lrpx.Recipe) -> None:
     near(gated(lambda a: a.exp().where(a <= 0, other=a + 1)), at_once, recipe)
 
 
+CLAMPED: dict[str, tuple[Of, Of]] = {
+    "from below": (lambda a: a.clamp(min=a.exp() - 1), lambda a: torch.maximum(a, a.exp() - 1)),
+    "from above": (lambda a: torch.clamp(a, max=a.tanh() + 0.1), lambda a: torch.minimum(a, a.tanh() + 0.1)),
+    "two slopes, in place": (lambda a: a.clone().clamp_(min=0.1 * a), lambda a: torch.maximum(a, 0.1 * a)),
+    "a ReLU": (lambda a: torch.zeros_like(a).clamp(min=a).sigmoid(), lambda a: F.relu(a).sigmoid()),
+    "between two": (lambda a: a.clip(0.1 * a, a * a), lambda a: torch.minimum(torch.maximum(a, 0.1 * a), a * a)),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("name", CLAMPED)
+def test_bounds_that_depend_on_the_input_choose_as_a_maximum_does(name: str, recipe: lrpx.Recipe) -> None:
+    clamped, chosen = CLAMPED[name]
+    near(gated(clamped), gated(chosen), recipe)
+
+
 PIECES: dict[str, Of] = {
     "elu and 1": lambda a: torch.where(a > 0, a + 1, a.exp()),
     "of minGRU": lambda a: torch.where(a >= 0, a + 0.5, a.sigmoid()),

@@ -368,8 +368,14 @@ def _clamp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         named = dict(zip(_BOUNDS[func.__name__][1:], bounds, strict=True))
         return _bounded(run, func, args, kwargs, x, bounds, lambda x: func(x, **named))
     wide = [each.to(x.dtype) if isinstance(each, Tensor) else each for each in bounds]
-    added = (each if each is None else run.added(each, func.__name__, x, *bounds) for each in (x, *wide))
-    return func(*added)
+    added = [each if each is None else run.added(each, func.__name__, x, *bounds) for each in (x, *wide)]
+    if not all(each is None or isinstance(each, Tensor) for each in added):
+        return func(*added)
+    out = added[0]
+    for name, bound in zip(_BOUNDS[func.__name__][1:], added[1:], strict=True):
+        if bound is not None:
+            out = _larger(run, torch.maximum if name == "min" else torch.minimum, (out, bound), {})
+    return out
 
 
 def _bounded(
