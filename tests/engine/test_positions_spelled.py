@@ -635,3 +635,84 @@ def test_a_row_of_a_table_is_none_of_the_decoders_only_token() -> None:
             trace.explain(model(torch.tensor([[5, 9, 11, 3, 8]]), torch.tensor([[7]]))[0, -1, 3])
         found.append([each.relevance for each in trace.positions()] + [trace.source_relevance(trace.sources[0])])
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+
+
+class Pictured(nn.Module):
+    """Patches of an image, to which positions are added, or joined, in a spelling of its own; and attention."""
+
+    def __init__(self, place: Callable[[Pictured, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.place = place
+        self.patches = nn.Parameter(noise(8, 3, 4, 4, seed=0))
+        self.table, self.rows, self.columns = (nn.Parameter(noise(n, 8, seed=n)) for n in (16, 4, 5))
+        self.cls = nn.Parameter(noise(1, 8, 1, seed=2))
+        self.weights = nn.Parameter(noise(4, 8, 8, seed=1))
+        self.mix = nn.Parameter(noise(8, 16, seed=3))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = self.place(self, F.conv2d(pixels, self.patches, stride=4))  # [B, 8, 4, 4] to [B, 16, 8]
+        q, k, v, out = (F.linear(x, w) for w in self.weights)
+        return ((q @ k.mT).softmax(-1) @ v * out).mean(1)
+
+    def joined(self, x: Tensor, table: Tensor, dim: int) -> Tensor:
+        x = torch.cat([x, table.expand(len(x), *table.shape[1:])], dim)
+        return F.linear(x if dim == -1 else x.flatten(2).mT, self.mix)
+
+
+def of_pictures(place: Callable[[Pictured, Tensor], Tensor], count: int = 1) -> Tensor:
+    """The positions of the first image."""
+    with propagate(model := Pictured(place), PA_LRP, observe=(), ledger=True) as trace:
+        trace.explain(model(noise(2, 3, 16, 16, seed=4)[:count])[:, 3].sum())
+    assert trace.ledger().closes(1e-9)
+    (kept,) = trace.positions()
+    assert float(kept.relevance.abs().max()) > 1e-3
+    return kept.relevance[0]
+
+
+ADDED_TO_PICTURES: dict[str, Callable[[Pictured, Tensor], Tensor]] = {
+    "a map": lambda m, x: (x + m.table.T.reshape(8, 4, 4)).flatten(2).mT,
+    "columns": lambda m, x: (x.flatten(2) + m.table.T).mT,
+    "columns, for each row": lambda m, x: (F.relu(x.flatten(2)).neg().neg() + m.table.T.expand(len(x), 8, 16)).mT,
+    "a sound's map": lambda m, x: (F.conv1d(x.flatten(2), torch.eye(8, dtype=REST)[..., None]) + m.table.T).mT,
+}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("how", ADDED_TO_PICTURES)
+def test_positions_that_are_added_where_the_channels_come_first_are_the_places(how: str, count: int) -> None:
+    """They were the features': a list of 8, whose sum was right."""
+    is_gated = how == "columns, for each row"
+    wanted = of_pictures(lambda m, x: (F.relu(x) if is_gated else x).flatten(2).transpose(1, 2) + m.table)
+    torch.testing.assert_close(of_pictures(ADDED_TO_PICTURES[how], count), wanted, rtol=1e-9, atol=1e-12)
+
+
+JOINED_TO_PICTURES: dict[str, Callable[[Pictured, Tensor], Tensor]] = {
+    "rows": lambda m, x: m.joined(x.flatten(2).mT, m.table[None], -1),
+    "columns": lambda m, x: m.joined(x.flatten(2), m.table.T[None], 1),
+    "a map": lambda m, x: m.joined(x, m.table.T.reshape(1, 8, 4, 4), 1),
+    "a map, looked up": lambda m, x: m.joined(x, F.embedding(torch.arange(16), m.table).T.reshape(1, 8, 4, 4), 1),
+}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("how", JOINED_TO_PICTURES)
+def test_positions_that_are_joined_to_an_images_features_are_the_places(how: str, count: int) -> None:
+    """In a batch of two, and in a map, they were constants."""
+
+    def added(m: Pictured, x: Tensor) -> Tensor:
+        return F.linear(x.flatten(2).mT, m.mix[:, :8]) + F.linear(m.table, m.mix[:, 8:])
+
+    found = of_pictures(JOINED_TO_PICTURES[how], count)
+    torch.testing.assert_close(found, of_pictures(added), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_class_token_that_comes_before_an_images_columns_is_no_position(count: int) -> None:
+    """It had a number for each of its features, of one image alone."""
+
+    def beside(m: Pictured, x: Tensor) -> Tensor:
+        return torch.cat([m.cls.expand(len(x), -1, -1), x.flatten(2)], -1).mT
+
+    with propagate(model := Pictured(beside), PA_LRP, observe=()) as trace:
+        trace.explain(model(noise(count, 3, 16, 16, seed=4))[:, 3].sum())
+    assert trace.positions() == []

@@ -373,21 +373,20 @@ def test_positions_of_frames_and_of_patches_have_no_sum() -> None:
 
 def test_positions_of_pixels_beside_those_of_latents_have_no_sum() -> None:
     """The table that Perceiver joins to its pixels was a constant, and what was told as positions its latents alone."""
-    (kind,) = (each for each in choose(["perceiver"], "image-classification") if "Learned" in each.name)
-    explainer = lrpx.Explainer(tiny_model(kind), task=lrpx.Task.IMAGE_CLASSIFICATION)
-    with pytest.raises(MethodError, match=r"input meets the positions of 1024 places and of 64.*use attnlrp"):
-        explainer(torch.ones(3, 32, 32), method="pa-lrp")
+    for name in ("Learned", "Fourier"):
+        (kind,) = (each for each in choose(["perceiver"], "image-classification") if name in each.name)
+        explainer = lrpx.Explainer(tiny_model(kind), task=lrpx.Task.IMAGE_CLASSIFICATION)
+        for images in (torch.ones(3, 32, 32), torch.ones(2, 3, 32, 32)):
+            with pytest.raises(MethodError, match=r"input meets the positions of 1024 places and of 64.*use attnlrp"):
+                explainer(images, method="pa-lrp")
 
 
-@pytest.mark.parametrize("name", ["PerceiverForImageClassificationFourier", "VJEPA2ForVideoClassification"])
-def test_the_features_of_an_images_angles_are_not_taken_for_its_places(name: str) -> None:
+def test_the_features_of_an_images_angles_are_not_taken_for_its_places() -> None:
     # both numbers, those of the places and those of the frequencies, are ranges that are made in the forward pass
-    (kind,) = (one for one in choose(["perceiver", "vjepa2"]) if one.name == name)
-    model = tiny_model(kind)
-    explainer = lrpx.Explainer(model, task=lrpx.Task.IMAGE_CLASSIFICATION)
-    pixels = {"pixel_values_videos": torch.ones(1, 4, 3, 64, 64)} if "Video" in name else torch.ones(3, 32, 32)
+    (kind,) = (one for one in choose(["vjepa2"]) if one.name == "VJEPA2ForVideoClassification")
+    explainer = lrpx.Explainer(tiny_model(kind), task=lrpx.Task.IMAGE_CLASSIFICATION)
     with pytest.raises(MethodError, match=r"nothing tells which dimension of positions of shape \[1, .*use attnlrp"):
-        explainer(pixels, method="pa-lrp")
+        explainer({"pixel_values_videos": torch.ones(1, 4, 3, 64, 64)}, method="pa-lrp")
 
 
 def test_biases_of_fewer_queries_than_keys_are_met_where_the_model_has_kept_them() -> None:

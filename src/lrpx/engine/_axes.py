@@ -35,9 +35,12 @@ SUMS = frozenset(
 )
 SCORES, WEIGHTS, MIXED, FIRST, LAST = "scores", "weights", "mixed", "channels first", "channels last"
 """What a tensor is in a model of images: products of two that depend on the input, scaled or in another shape; their
-softmax; a product with that; a map ``[B, d, R, C]``, which a convolution gives; or ``[B, R, C, d]``."""
+softmax; a product with that; a map ``[B, d, R, C]`` or ``[B, d, N]``, which a convolution gives; ``[B, R, C, d]``."""
+JOINING = ("cat", "concat", "concatenate")
 SHAPES = ("permute", "transpose", "swap", "move", "reshape", "view", "T", "flatten")
 """What is in the names of functions after which channels may be elsewhere."""
+KEEPING_FIRST = frozenset("flatten unflatten reshape view squeeze".split())
+"""Functions that leave the first two dimensions what they are, if their sizes stay."""
 SPLITS = frozenset("split split_with_sizes tensor_split chunk hsplit vsplit dsplit unsafe_split unsafe_chunk".split())
 HIDDEN = 20
 """How much less than the others a score has that a mask hides: Swin takes 100 off."""
@@ -92,7 +95,7 @@ class Axes:
         elif row.kind == "convolution":
             made = {FIRST}
         elif made in ({FIRST}, {LAST}):
-            made = _moved(made, call, out)
+            made = _moved(made, call, given[0], out)
         elif row.kind in ("linear", "source"):
             return
         if call.name in SUMS:
@@ -243,23 +246,51 @@ class Axes:
             return Axis((-1,), is_scores=True)
         raise self.refusal(f"nothing tells which dimension of positions of shape {list(c.shape)} is the tokens'")
 
-    def axis_of_rows(self, c: Tensor, x: Tensor) -> Axis | None:
-        """The same of what is added to the rows or the map of an image, and has a row of its own for each place."""
-        if not self.is_of_image() or self._numbers.mark(c) is not None or self._made.get(x) in (SCORES, WEIGHTS, MIXED):
+    def joins_features(self, call: Call, x: Tensor) -> bool:
+        """Whether a call puts tensors beside each other along their features, one of which is ``x``."""
+        dim = arguments(call.args, call.kwargs, "tensors", "dim")[1]
+        if call.name not in JOINING or not isinstance(dim, int) or not -x.ndim <= dim < x.ndim:
+            return False
+        places = self._dims_of_places(x) if self._is_of_image_alone(x) else range(-x.ndim, -1)
+        return 0 != dim != -x.ndim and (dim if dim < 0 else dim - x.ndim) not in places
+
+    def _is_of_image_alone(self, x: Tensor) -> bool:
+        """Whether what a model of images has computed is no text beside the image, and no stream of both."""
+        of_tokens = [each for each in self._run.sources if each.ids is not None]
+        return self.is_of_image() and (self._run.replaying or not self.of_which([x], of_tokens))
+
+    def axis_of_rows(self, c: Tensor, x: Tensor, *, is_joined: bool = False) -> Axis | None:
+        """The same of what is added to the rows or the map of an image, or joined to their features, and has a row of
+        its own for each place.
+
+        Raises:
+            MethodError: what is joined is joined to what may be heads.
+        """
+        if not self.is_of_image() or self._made.get(x) in (SCORES, WEIGHTS, MIXED):
+            return None
+        if self._numbers.mark(c) is not None and not is_joined:
             return None
         if self._numbers.is_of_input(c):
             return None
         if x.ndim not in (3, 4) or len(x) != self.rows() or CONSTANT in vars(x):
             return None
-        if x.shape[1:-1].numel() == 1 or c.shape[1 - x.ndim :] != x.shape[1:] or not c.is_floating_point():
+        dims = self._dims_of_places(x)
+        if (not is_joined and c.shape[1 - x.ndim :] != x.shape[1:]) or not c.is_floating_point():
             return None
-        of_tokens = [each for each in self._run.sources if each.ids is not None]
-        if not self._run.replaying and self.of_which([x], of_tokens):  # a text beside the image, or a stream of both
+        if math.prod(x.shape[dim] for dim in dims) == 1 or (is_joined and not any(_has_rows(c, dim) for dim in dims)):
             return None
+        if not self._is_of_image_alone(x):
+            return None
+        if is_joined and x.ndim == 4 and dims != (-2, -1) and not self.is_map(x):
+            raise self.refusal(f"nothing tells whether what is joined, of shape {list(c.shape)}, is of the places")
+        return Axis(dims)
+
+    def _dims_of_places(self, x: Tensor) -> tuple[int, ...]:
+        """Which dimensions of an image's rows or map are those of its places."""
         is_first = self._made.get(x) == FIRST
-        if self._made.get(x) not in (FIRST, LAST):  # nobody saw where its channels are
+        if x.ndim == 4 and self._made.get(x) not in (FIRST, LAST):  # nobody saw where its channels are
             is_first = x.shape[-3] != x.shape[-2] == x.shape[-1]
-        return Axis((-2, -1) if x.ndim == 4 and is_first else tuple(range(1 - x.ndim, -1)))
+        return tuple(range(2 - x.ndim, 0) if is_first else range(1 - x.ndim, -1))
 
     def _axis_of_table(
         self, c: Tensor, met: Sequence[Any], shape: Sequence[int], *, is_scores: bool, is_factor: bool
@@ -283,7 +314,8 @@ class Axes:
             if dim is None and not is_scores and self._is_of_blocks(c):
                 raise self.refusal(f"a table of shape {list(c.shape)} has places of a block, and not of all tokens")
         else:
-            dim = known[0] if len(known) == 1 else -2 if is_of_input else None
+            is_last = any(self._made.get(each) == FIRST for each in met if is_tensor(each))
+            dim = known[0] if len(known) == 1 else (-1 if is_last else -2) if is_of_input else None
             if dim is None and not self._numbers.lengths and self.is_of_image():
                 self._refuse_kept(c, shape, wide, is_factor=is_factor)
         whole = whole_of(c)
@@ -426,8 +458,12 @@ def is_constant(value: Any) -> bool:
     return isinstance(value, Parameter) or not value.requires_grad
 
 
-def _moved(made: set[Any], call: Call, out: Tensor) -> set[Any]:
+def _moved(made: set[Any], call: Call, x: Any, out: Tensor) -> set[Any]:
     """Where the channels of a map are after a call."""
+    if made == {FIRST} and 3 in (out.ndim, getattr(x, "ndim", 0)):  # one whose places are one dimension, as of a sound
+        is_moved = any(word in call.name for word in (*SHAPES, "einsum", "__get__")) or out.ndim != x.ndim
+        is_kept = call.name in KEEPING_FIRST and out.shape[:2] == x.shape[:2]
+        return made if out.ndim in (3, 4) and (is_kept or not is_moved) else set()
     if call.name == "permute" and made == {FIRST}:
         dims = call.args[1:] or (call.kwargs["dims"],)
         dims = tuple(dims[0]) if isinstance(dims[0], (tuple, list)) else dims

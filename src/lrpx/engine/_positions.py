@@ -28,7 +28,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from lrpx import rules
 from lrpx._modules import layers, named_modules
-from lrpx.engine._axes import SUMS, Axes, Axis, is_constant
+from lrpx.engine._axes import JOINING, SUMS, Axes, Axis, is_constant
 from lrpx.engine._book import Book, Line, storage_of
 from lrpx.engine._graph import descends
 from lrpx.engine._numbers import Numbers, pairs
@@ -50,7 +50,6 @@ INPUT = "input"
 """What the positions are called that meet the input outside of every layer."""
 
 BESIDE = frozenset("cat concat concatenate stack hstack vstack dstack".split())
-JOINING = ("cat", "concat", "concatenate")
 ADDING = frozenset("addmm baddbmm addbmm addmv addr addcmul addcdiv addmm_ baddbmm_ addbmm_ addmv_ addr_".split())
 """Functions that add their first argument to a product of the others; all but the last two, scores to a bias."""
 CHOOSING = ("gather", "take_along_dim", "__getitem__")
@@ -269,13 +268,11 @@ class Positions(Tap):
             dtype = next(each.dtype for each in (*args, *kwargs.values()) if any_carries(each))
             return (self._added(args[0], factors, shape, dtype, is_scores=is_scores), *args[1:]), kwargs
         if name in BESIDE and args and type(args[0]) in (tuple, list):
-            dtype = next((each.dtype for each in args[0] if any_carries(each)), torch.get_default_dtype())
+            x = next((each for each in args[0] if any_carries(each)), None)
             # what is learned and joined to the tokens are tokens, as registers are, and no table
-            are_features = _joins_features(call)
+            are_features = x is not None and self._axes.joins_features(call, x)
             made = [
-                self._added(each, args[0], each.shape, dtype)
-                if is_tensor(each) and (are_features or self._axes.is_of_places(each))
-                else each
+                self._joined_to(x, each, args[0], are_features=are_features) if is_constant(each) else each
                 for each in args[0]
             ]
             return (made, *args[1:]), kwargs
@@ -427,6 +424,17 @@ class Positions(Tap):
             else self._sink(value, [x], shape, x.dtype, axis, is_added=len(shape) == 4 or axis.is_scores)
         )
 
+    def _joined_to(self, x: Tensor | None, value: Tensor, met: Sequence[Any], *, are_features: bool) -> Tensor:
+        """A constant that is put beside others, and ``x``: as a leaf, if it is positions."""
+        dtype = torch.get_default_dtype() if x is None else x.dtype
+        if x is not None and are_features and (axis := self._axes.axis_of_rows(value, x, is_joined=True)) is not None:
+            return self._sink(value, met, value.shape, dtype, axis)
+        is_table = are_features and bool(self._numbers.lengths)
+        if not is_table and not self._axes.is_of_places(value):
+            return value
+        added: Tensor = self._added(value, met, value.shape, dtype)
+        return added
+
     def _added(
         self, value: Any, met: Sequence[Any], shape: Sequence[int], dtype: torch.dtype, *, is_scores: bool = False
     ) -> Any:
@@ -537,13 +545,6 @@ class Positions(Tap):
         """What a ledger calls positions: by their layer; where they are constants in the layers, by themselves."""
         book = None if self._is_everywhere else self._run.trace.tap(Book)
         return path if book is None else book.name_of(value, "add")
-
-
-def _joins_features(call: Call) -> bool:
-    """Whether a call puts tensors beside each other along their last dimension."""
-    dim = arguments(call.args, call.kwargs, "tensors", "dim")[1]
-    last = max((each.ndim for each in call.args[0] if is_tensor(each)), default=0) - 1
-    return call.name in JOINING and dim in (-1, last)
 
 
 def _is_in(value: Any, known: Any) -> bool:
