@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from lrpx import ATTNLRP, PA_LRP, Explainer, Task
 from lrpx.engine import propagate
+from lrpx.engine._positions import Positions
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
@@ -684,6 +685,25 @@ def test_positions_that_are_added_where_the_channels_come_first_are_the_places(h
     is_gated = how == "columns, for each row"
     wanted = of_pictures(lambda m, x: (F.relu(x) if is_gated else x).flatten(2).transpose(1, 2) + m.table)
     torch.testing.assert_close(of_pictures(ADDED_TO_PICTURES[how], count), wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("how", ADDED_TO_PICTURES)
+def test_features_that_come_before_an_images_places_are_no_heads(how: str) -> None:
+    """By head, each of the 8 features was one."""
+    with propagate(model := Pictured(ADDED_TO_PICTURES[how]), PA_LRP, taps=[Positions(model, by_head=True)]) as trace:
+        trace.explain(model(noise(1, 3, 16, 16, seed=4))[0, 3])
+    (kept,) = trace.positions(by_head=True)
+    assert kept.heads is None
+    assert kept.relevance.shape == (1, 1, 16)
+
+
+def test_the_rows_of_a_batch_that_come_behind_the_tokens_are_no_heads() -> None:
+    """By head, a model of [T, B, d] had a head for each text."""
+    turned = Model(lambda x, table, n: (x.transpose(0, 1) + table[:n, None]).transpose(0, 1))
+    with propagate(turned, PA_LRP, taps=[Positions(turned, by_head=True)]) as trace:
+        trace.explain(turned(IDS[:1], MASK[:1])[0, -1, 3])
+    (kept,) = trace.positions(by_head=True)
+    assert kept.heads is None
 
 
 JOINED_TO_PICTURES: dict[str, Callable[[Pictured, Tensor], Tensor]] = {

@@ -343,10 +343,12 @@ class Axes:
         first = -len(shape)
         if axis.is_scores:
             found = [-3] if first < -3 else []
+        elif first == -3 or len(axis.dims) > 1:  # what else there is are features, or the rows of a batch
+            found = []
         else:
             found = [dim for dim in range(first + 1, -1) if dim not in axis.dims]
         if not axis.dims:  # there is one place
-            found = [] if first == -3 else [dim for dim in found if shape[dim] > 1] or found[:1]
+            found = [dim for dim in found if shape[dim] > 1] or found[:1]
         if len(found) > 1:  # heads share their angles, which differ along the other dimensions
             found = [dim for dim in found if dim < -value.ndim or value.shape[dim] == 1]
         if len(found) > 1:
