@@ -736,3 +736,18 @@ def test_a_class_token_that_comes_before_an_images_columns_is_no_position(count:
     with propagate(model := Pictured(beside), PA_LRP, observe=()) as trace:
         trace.explain(model(noise(count, 3, 16, 16, seed=4))[:, 3].sum())
     assert trace.positions() == []
+
+
+ROWS_AND_COLUMNS: dict[str, Callable[[Pictured, Tensor], Tensor]] = {
+    "looked up": lambda m, x: (
+        x.movedim(1, -1) + F.embedding(torch.arange(4), m.rows)[:, None] + F.embedding(torch.arange(4), m.columns)
+    ).flatten(1, 2),
+    "counted": lambda _, x: (x + torch.arange(4)[:, None] + torch.arange(4)).flatten(2).mT,
+}
+
+
+@pytest.mark.parametrize("how", ROWS_AND_COLUMNS)
+def test_positions_of_rows_and_of_columns_have_no_sum(how: str) -> None:
+    """The first row's and the first column's were one number, and so on."""
+    with pytest.raises(MethodError, match=r"positions of rows and those of columns.*add one to the other before"):
+        of_pictures(ROWS_AND_COLUMNS[how])

@@ -117,9 +117,10 @@ class Positions(Tap):
             by_head: whether by heads.
 
         Raises:
-            MethodError: one layer has positions of places of different number.
+            MethodError: one layer has positions of places of different number, or of rows and of columns.
         """
         found: dict[tuple[str, int, int | None], Kept] = {}
+        along: dict[tuple[str, int], tuple[int, ...]] = {}  # which dimension is the places', of how many
         again = {sink.layer for sink in self.sinks if sink.call}
         for sink in self.sinks:
             layer = f"{sink.layer}#{sink.call}" if sink.layer in again else sink.layer
@@ -127,6 +128,11 @@ class Positions(Tap):
             heads = None if sink.heads is None or not by_head else mine.shape[1]
             mine = mine if by_head else mine.sum(1)
             key = layer, id(sink.source), heads
+            if sink.ndim and along.setdefault((layer, sink.ndim), sink.tokens) != sink.tokens:
+                raise MethodError(
+                    f"{layer or 'the model'} meets positions of rows and those of columns, which are no place's; add "
+                    "one to the other before both are added to the image, or use attnlrp"
+                )
             before = found.get(key)
             if before is not None and before.relevance.shape != mine.shape:
                 raise MethodError(
@@ -532,8 +538,10 @@ class Positions(Tap):
             is_of_layer = is_added or is_factor or axis.is_scores
             is_behind = is_of_layer and path == INPUT and self._is_behind(met)
             call = max(self._calls[path] - 1, 0)
+            is_along = len(shape) > 3 and len(axis.dims) == 1 and not axis.is_scores
+            ndim = len(shape) if is_along and source is None else 0
             of = source, rows if is_wide else None, axis.dims, heads
-            self.sinks.append(Sink(path, call, line, leaf, *of, is_of_keys, is_of_layer, is_behind))
+            self.sinks.append(Sink(path, call, line, leaf, *of, is_of_keys, is_of_layer, is_behind, ndim))
         return leaf
 
     def _is_behind(self, met: Sequence[Any]) -> bool:

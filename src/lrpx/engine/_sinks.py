@@ -36,6 +36,8 @@ class Sink:
         is_of_layer: whether it is a factor, or added to scores, which is what layers do; what is added to embeddings is
             not.
         is_behind: whether what it meets was made of other positions of layers, outside of every list of modules.
+        ndim: how many dimensions of an image's it meets, where one of several is that of the places, as of rows or of
+            columns; else 0.
     """
 
     layer: str
@@ -49,6 +51,7 @@ class Sink:
     is_of_keys: bool = False
     is_of_layer: bool = False
     is_behind: bool = False
+    ndim: int = 0
 
     def rows_of(self, value: Tensor) -> Tensor:
         """``[B, n, d]`` of the leaf, or of its gradient, where it is positions that are added to an image's rows."""
