@@ -751,3 +751,25 @@ def test_positions_of_rows_and_of_columns_have_no_sum(how: str) -> None:
     """The first row's and the first column's were one number, and so on."""
     with pytest.raises(MethodError, match=r"positions of rows and those of columns.*add one to the other before"):
         of_pictures(ROWS_AND_COLUMNS[how])
+
+
+def test_tokens_that_are_joined_behind_their_features_are_no_positions() -> None:
+    """What a convolution is given before the text: of a text as long as it has features, they were taken for places."""
+    start, weights = nn.Parameter(noise(1, WIDTH, 2, seed=6)), noise(WIDTH, WIDTH, 3, seed=7)
+
+    def begun(x: Tensor, _: Tensor, __: int) -> Tensor:
+        return x + F.conv1d(torch.cat([model.start.expand(len(x), -1, -1), x.mT], -1), weights).mT
+
+    model = Model(begun, turned_as_one)
+    model.start = start
+    for length in (5, WIDTH):
+        ids = torch.arange(length)[None] % 11
+        with propagate(model, PA_LRP, observe=()) as trace:
+            if length == 5:
+                model(ids, ids >= 0)
+                tap = trace.tap(Positions)
+                assert tap is not None
+                assert len(tap.sinks) == 2 * 2 * 2  # layers, queries and keys, cosine and sine
+                continue
+            with pytest.raises(MethodError, match=r"whether what is joined, .* is of the tokens or more tokens"):
+                model(ids, ids >= 0)

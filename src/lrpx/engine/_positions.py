@@ -431,7 +431,12 @@ class Positions(Tap):
         )
 
     def _joined_to(self, x: Tensor | None, value: Tensor, met: Sequence[Any], *, are_features: bool) -> Tensor:
-        """A constant that is put beside others, and ``x``: as a leaf, if it is positions."""
+        """A constant that is put beside others, and ``x``: as a leaf, if it is positions.
+
+        Raises:
+            MethodError: what is joined may be features of tokens, or tokens whose features come before them, of which
+                there are as many as tokens.
+        """
         dtype = torch.get_default_dtype() if x is None else x.dtype
         if x is not None and are_features and (axis := self._axes.axis_of_rows(value, x, is_joined=True)) is not None:
             return self._sink(value, met, value.shape, dtype, axis)
@@ -439,6 +444,10 @@ class Positions(Tap):
         if not is_table and not self._axes.is_of_places(value):
             return value
         added: Tensor = self._added(value, met, value.shape, dtype)
+        may_be_tokens = x is not None and x.shape[-1] in self._numbers.lengths and self._numbers.mark(value) is None
+        if is_table and may_be_tokens and added is not value:
+            why = f"nothing tells whether what is joined, of shape {list(value.shape)}, is of the tokens or more tokens"
+            raise self._axes.refusal(why)
         return added
 
     def _added(
