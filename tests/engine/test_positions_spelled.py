@@ -773,3 +773,39 @@ def test_tokens_that_are_joined_behind_their_features_are_no_positions() -> None
                 continue
             with pytest.raises(MethodError, match=r"whether what is joined, .* is of the tokens or more tokens"):
                 model(ids, ids >= 0)
+
+
+def of_places(how: str, times: int, x: Tensor, model: Pictured) -> Tensor:
+    """A second attention, without a layer behind it, and a table for its rows."""
+    table = model.table[None].repeat(times, 1, 1) if "repeated" in how else model.table[None].expand(times, -1, -1)
+    table = F.embedding(torch.arange(16), model.table) if "looked up" in how else table
+    if "multiplied" in how:
+        return x * table
+    if "linear" in how:
+        return x + x.relu() @ (x.relu().mT @ x) / 16 + table
+    weights = (x @ x.mT).relu() / 16 if "ReLU" in how else (x @ x.mT).softmax(-1)
+    return x + weights @ x + table
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("how", ["linear", "ReLU", "softmax", "multiplied"])
+def test_a_table_of_an_image_is_its_rows_however_many_images_there_are(how: str, count: int) -> None:
+    """Repeated for two images it was a constant; behind a product with linear attention it was its features'."""
+    wanted = of_pictures(lambda m, x: of_places(how + ", looked up", 1, x.flatten(2).mT, m))
+    for spelled in ("expanded", "repeated"):
+        found = of_pictures(lambda m, x, s=spelled: of_places(f"{how}, {s}", len(x), x.flatten(2).mT, m), count)
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("is_factor", [False, True])
+def test_a_table_that_meets_an_images_heads_is_refused(is_factor: bool, count: int) -> None:
+    """Repeated for two images, or added, it was a constant beside other positions."""
+
+    def place(m: Pictured, x: Tensor) -> Tensor:
+        heads = (x.flatten(2).mT + m.table).unflatten(-1, (2, 4)).transpose(1, 2)
+        table = m.table.detach()[:, :4].clone().expand(len(x), 1, -1, -1)
+        return (heads * table if is_factor else heads + table).transpose(1, 2).flatten(2)
+
+    with pytest.raises(MethodError, match=r"nothing tells whether a table of shape .* is of the image's places"):
+        of_pictures(place, count)

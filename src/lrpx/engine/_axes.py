@@ -35,7 +35,8 @@ SUMS = frozenset(
 )
 SCORES, WEIGHTS, MIXED, FIRST, LAST = "scores", "weights", "mixed", "channels first", "channels last"
 """What a tensor is in a model of images: products of two that depend on the input, scaled or in another shape; their
-softmax; a product with that; a map ``[B, d, R, C]`` or ``[B, d, N]``, which a convolution gives; ``[B, R, C, d]``."""
+softmax; a product with one of these; a map ``[B, d, R, C]`` or ``[B, d, N]``, which a convolution gives; or
+``[B, R, C, d]``."""
 JOINING = ("cat", "concat", "concatenate")
 SHAPES = ("permute", "transpose", "swap", "move", "reshape", "view", "T", "flatten")
 """What is in the names of functions after which channels may be elsewhere."""
@@ -89,7 +90,8 @@ class Axes:
         given = [each for each in (*call.args, *call.kwargs.values()) if any_carries(each)]
         made = {self._made.get(each) if isinstance(each, Tensor) else None for each in given}
         if row.kind == "matmul":
-            made = {MIXED if WEIGHTS in made else SCORES} if len(given) > 1 else set()
+            is_mixed = not made.isdisjoint((SCORES, WEIGHTS))
+            made = {MIXED if is_mixed else SCORES} if len(given) > 1 else set()
         elif row.name == "softmax":
             made = {WEIGHTS}
         elif row.kind == "convolution":
@@ -266,7 +268,7 @@ class Axes:
         Raises:
             MethodError: what is joined is joined to what may be heads.
         """
-        if not self.is_of_image() or self._made.get(x) in (SCORES, WEIGHTS, MIXED):
+        if not self.is_of_image() or self.are_known_scores(x) or (self._made.get(x) == MIXED and x.ndim > 3):
             return None
         if self._numbers.mark(c) is not None and not is_joined:
             return None
@@ -302,7 +304,8 @@ class Axes:
             return None
         if c.ndim < 2 or (max(c.shape[:-1]) == 1 and not of_scores):  # nearly always
             return None
-        wide = [dim for dim in range(-c.ndim, -1) if c.shape[dim] > 1]
+        is_for_all = c.ndim == len(shape) and self.is_of_image() and len(c) == self.rows() and bool((c == c[:1]).all())
+        wide = [dim for dim in range(is_for_all - c.ndim, -1) if c.shape[dim] > 1]  # but for rows that are all alike
         known = [dim for dim in wide if c.shape[dim] in self._numbers.lengths and dim > -len(shape)]
         is_whole = len(shape) == 3 and wide == [-2] and c.shape[-2:] == tuple(shape[-2:])
         is_of_input = is_whole and any(each.ids is None for each in self._run.sources)
@@ -317,7 +320,8 @@ class Axes:
             is_last = any(self._made.get(each) == FIRST for each in met if is_tensor(each))
             dim = known[0] if len(known) == 1 else (-1 if is_last else -2) if is_of_input else None
             if dim is None and not self._numbers.lengths and self.is_of_image():
-                self._refuse_kept(c, shape, wide, is_factor=is_factor)
+                is_map = any(self.is_map(each) for each in met if is_tensor(each))
+                self._refuse_kept(c, shape, wide, is_factor=is_factor, is_map=is_map)
         whole = whole_of(c)
         is_whole_table = is_pair and whole.numel() == c.numel()  # for pairs that were one dimension
         if dim is None or not (c.shape[dim] in whole.shape or is_whole_table) or not self._is_table(c, dim):
@@ -370,14 +374,17 @@ class Axes:
         most = c.abs()
         return all(bool(((c == 0) | (most == most.amax(dim, keepdim=True))).all()) for dim in dims)
 
-    def _refuse_kept(self, c: Tensor, shape: Sequence[int], wide: Sequence[int], *, is_factor: bool) -> None:
-        """Refuse a table that is multiplied with an image's heads, as angles that were kept are, or is added to rows
-        that come after the places.
+    def _refuse_kept(
+        self, c: Tensor, shape: Sequence[int], wide: Sequence[int], *, is_factor: bool, is_map: bool
+    ) -> None:
+        """Refuse a table that is multiplied with an image's heads, as angles that were kept are, or added to them, or
+        to rows that come after the places.
 
         Raises:
             MethodError: it is one.
         """
         is_of_heads = is_factor and len(shape) > 3 and not isinstance(c, Parameter)
+        is_of_heads |= not is_factor and not is_map and wide == [-2] and c.shape[-2:] == tuple(shape[-2:])
         is_turned = not is_factor and len(shape) == 3 and wide == [-3] and c.shape[-3] == shape[-3] > 1
         if len(wide) == 1 and c.shape[-1] > 1 and (is_of_heads or is_turned) and self._is_table(c, wide[0]):
             raise self.refusal(f"nothing tells whether a table of shape {list(c.shape)} is of the image's places")
