@@ -294,6 +294,32 @@ def test_a_module_that_layers_share_has_a_sink_in_each_of_them(also: str) -> Non
     assert_allclose(mine.relevance, its.relevance, rtol=0, atol=1e-12)
 
 
+class _Handing(_Turned):
+    """A layer that calls the next, which it keeps in a list of its own."""
+
+    def __init__(self, behind: list[_Handing]) -> None:
+        super().__init__()
+        self.behind = behind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = super().forward(x)
+        return self.behind[0](x) if self.behind else x
+
+
+def test_layers_that_call_the_next_have_a_sink_each() -> None:
+    """All were in one, that of the first."""
+    wanted, handing = (_Stacked("list").double().eval() for _ in range(2))
+    layers: list[_Handing] = []
+    for each in reversed(handing.layers):
+        layers.insert(0, _Handing(layers[:1]).double())
+        layers[0].load_state_dict(each.state_dict())
+    handing.layers, handing.run = torch.nn.ModuleList(layers), layers[:1]
+    its, mine = (lrpx.Explainer(each, task=lrpx.Task.CAUSAL)(IDS, 1, method="pa-lrp") for each in (wanted, handing))
+    assert mine.parts["positions"].labels["layer"] == ("layers.0", "layers.1", "layers.2")
+    assert_allclose(mine.parts["positions"].values, its.parts["positions"].values, rtol=0, atol=1e-12)
+    assert_allclose(mine.relevance, its.relevance, rtol=0, atol=1e-12)
+
+
 def test_a_model_without_positions_is_refused_by_name() -> None:
     with pytest.raises(MethodError, match="no positions were met"):
         lrpx.Explainer(tiny.mamba())(IDS, method="pa-lrp")

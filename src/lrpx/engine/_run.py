@@ -696,10 +696,11 @@ class Run:
         return next(self._running(), NOWHERE)
 
     def layer(self) -> Layer | None:
-        """The layer whose forward pass is running, that of the outermost module: one inside may be shared by layers, as
-        rotary embeddings are that each of them is given, and has one path alone."""
-        found = [layer for path in self._running() if (layer := layer_of(path)) is not None]
-        return found[-1] if found else None
+        """The layer whose forward pass is running: the innermost module that is one, for a layer may call the next; or
+        else that of the outermost module. One inside may be shared by layers, as rotary embeddings are that each of
+        them is given, and has one path alone."""
+        found = [(path, layer) for path in self._running() if (layer := layer_of(path)) is not None]
+        return next((layer for path, layer in found if path == layer.path), found[-1][1] if found else None)
 
     def _running(self) -> Iterator[str]:
         """The paths of the modules whose forward passes are running, the innermost first."""
