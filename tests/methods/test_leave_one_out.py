@@ -18,6 +18,7 @@ from lrpx.coverage._classes import choose, every_class
 from lrpx.coverage._inputs import tiny_inputs
 from lrpx.coverage._tiny import tiny_model
 from lrpx.errors import MethodError, ModelError, NonFiniteError, TargetError
+from lrpx.interventions import Set
 from lrpx.methods import METHODS, LeaveOneOut
 from lrpx.perturbations import outputs
 from lrpx.tasks import seen_from
@@ -132,6 +133,19 @@ def test_so_is_one_whose_places_begin_anew_in_this_text():
     near(explain(others, 7, method="leave-one-out").relevance, expected)
     with pytest.raises(ModelError, match="which places its tokens keep"):
         explain([others, IDS], 7, method="leave-one-out")
+
+
+def test_where_it_counts_from_is_tried_without_interventions():
+    """Behind their block it is known, and is the same: Kosmos-2.5 counts from 2."""
+    (kind,) = (each for each in every_class() if each.name == "Kosmos2_5ForConditionalGeneration")
+    model = tiny_model(kind).double().eval()
+    explain = Explainer(model)
+    with lrpx.intervene(model, {"text_model.model.layers.1": Set(0.0)}):
+        explain(IDS, 7, method="leave-one-out")
+    places = {"position_ids": torch.arange(2, 2 + len(IDS))[None]}
+    expected = leave_one_out(model, IDS, lambda output: output.logits[0, -1, 7], **places)
+    found = explain(IDS, 7, method="leave-one-out").relevance
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize(
