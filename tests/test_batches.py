@@ -159,6 +159,39 @@ def test_padding_on_the_left(build):
         assert_same(many, right(row, position=-1))
 
 
+class BeginsAnew(torch.nn.Module):
+    """Counts its places anew behind each 26, unless it is told them."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.places = torch.nn.Embedding(31, 16), torch.nn.Embedding(40, 16)
+        self.keys, self.head = torch.nn.Linear(16, 16), torch.nn.Linear(16, 31)
+
+    def get_input_embeddings(self):
+        return self.table
+
+    def forward(self, input_ids, attention_mask=None, position_ids=None):
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1]).expand(input_ids.shape)
+            at = (input_ids == 26) * position_ids
+            position_ids = position_ids - torch.nn.functional.pad(at, (1, -1)).cummax(1).values
+        x = self.table(input_ids) + self.places(position_ids)
+        seen = attention_mask[:, None].bool() & torch.ones(x.shape[1], x.shape[1]).tril().bool()
+        scores = (x @ self.keys(x).mT).masked_fill(~seen, -1e9)
+        return self.head(x + scores.softmax(-1) @ x)
+
+
+@pytest.mark.filterwarnings("ignore:places looks up other numbers")  # which are made of the ids
+@pytest.mark.parametrize("build", [lambda: BeginsAnew().double().eval(), tiny.roberta])
+def test_places_that_are_not_one_after_another_are_not_told_behind_padding_on_the_left(build):
+    """RoBERTa counts no padding in a text."""
+    torch.manual_seed(0)
+    explain = Explainer(build(), task=Task.CAUSAL if build is not tiny.roberta else None, padding_side="left")
+    rows = [[3, 1, 15, 9, 26, 5, 7], [3, 14, 15, 9, 8, 5, 7, 4, 4, 11, 20]]
+    for many, row in zip(explain(rows, 7, position=-2), rows, strict=True):
+        assert_same(many, explain(row, 7, position=-2))
+
+
 @pytest.mark.parametrize("build", [tiny.bloom, tiny.mamba, models.tiny_t5, tiny.bart])
 def test_padding_on_the_left_is_refused_without_position_ids(build):
     explain = Explainer(build(), padding_side="left")

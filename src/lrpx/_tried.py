@@ -18,7 +18,8 @@ from torch import Tensor
 
 from lrpx import tasks
 from lrpx._dropping import can_drop, can_tell, proven, told_apart, with_another_end
-from lrpx._modules import as_it_was, unpacked
+from lrpx._holding import PLACES
+from lrpx._modules import argument_names, as_it_was, unpacked
 from lrpx._padding import end_of
 from lrpx.engine._running import intervened, intervened_at, without_interventions
 from lrpx.errors import ModelError, NonFiniteError
@@ -248,13 +249,19 @@ class Trials:
         )
 
     def _moves_places(self, run: Run, questions: Questions) -> bool:
-        """Whether a module of one's own, with nothing hidden, says something else of one of the texts with the places
-        that a mask's tokens keep: it may begin anew behind the end of a text. transformers' are believed."""
-        if tasks.is_theirs(self.module) or not tasks.accepts(self.module, "position_ids"):
+        """Whether the model, with nothing hidden, says something else of one of the texts with the places that a mask's
+        tokens keep: a module of one's own may begin anew behind the end of a text, and RoBERTa does not count padding,
+        wherever it stands. transformers' are believed of other texts, where nothing put into them takes places."""
+        if not tasks.accepts(self.module, "position_ids"):
             return False
+        put_in: list[Any] = [each[-1] for each in self.tried.changes if isinstance(each, tuple)]
+        taken = (argument_names(each.forward if isinstance(each, torch.nn.Module) else each) for each in put_in)
+        counts = not tasks.is_theirs(self.module) or any(PLACES in names for names in taken)
         first = {id(questions.rows[asked.row]): i for i, asked in reversed([*enumerate(questions.asked)])}
         whole = questions.alone(sorted(first.values()))
         for each, row in enumerate(whole.rows):
+            if not counts and self._pad_id not in row.segments[0].tokens.ids:
+                continue
             asked, mask = whole.alone([each]), torch.ones(row.lengths[0], dtype=torch.int64)
             try:
                 kept, plain = (run(asked, given, 1, _as_said, True) for given in ([mask], None))

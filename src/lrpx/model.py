@@ -364,9 +364,19 @@ class BoundModel(Named):
         together = batch_size > 1 and len(rows) > 1 and self.can_batch  # what is asked last, for the model runs to tell
         if together and len({row.lengths for row in rows}) > 1:
             together = self._trials.pads_to(max(max(row.lengths, default=0) for row in rows))
+            together = together and not self._may_move(rows)
         if together:
             together = not self._trials.meet_in(rows, batch_size, lambda: self._images_meet(rows[0]))
         return batches(rows, batch_size if together else 1, tasks.border(self.module))
+
+    def _may_move(self, rows: Sequence[Row]) -> bool:
+        """Whether padding on the left, behind which places are told one after another, may move tokens: a module of
+        one's own may count otherwise, as one that begins anew behind the end of a text, and RoBERTa counts no padding
+        in a text."""
+        if self.padding_side == "right" or self.task.reads != "position" or not self.accepts("position_ids"):
+            return False
+        pads = (self.pad_id in row.segments[0].tokens.ids for row in rows)
+        return not tasks.is_theirs(self.module) or any(pads)
 
     def _images_meet(self, row: Row) -> bool:
         batch = self.batch(Questions((row,), (Question(0, None, self.default_target()),)))
@@ -433,7 +443,8 @@ class BoundModel(Named):
             )
         with torch.inference_mode(False):  # else the ids could not be saved for the backward pass
             width = widths(questions.rows, self.limit) if self.pads_up and not exactly else ()
-            width = width if width and self._trials.pads_to(max(width)) else ()
+            is_padded = width and self._trials.pads_to(max(width)) and not self._may_move(questions.rows)
+            width = width if is_padded else ()
             how: dict[str, Any] = {"pad_id": self.pad_id or 0, "side": self.padding_side}
             batch = batch_of(questions.rows, self.module, self.task, width=width, **how)
             if self._turns_unseen(batch):

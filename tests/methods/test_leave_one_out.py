@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pack_padded_sequence
+from transformers.models.bert.modeling_bert import BertEmbeddings
 
 import lrpx
 from lrpx import Contrast, Explainer, LogProb, Span, Task
@@ -133,6 +134,39 @@ def test_so_is_one_whose_places_begin_anew_in_this_text():
     near(explain(others, 7, method="leave-one-out").relevance, expected)
     with pytest.raises(ModelError, match="which places its tokens keep"):
         explain([others, IDS], 7, method="leave-one-out")
+
+
+def test_so_is_a_text_with_padding_in_it_which_roberta_does_not_count():
+    explain = Explainer(tiny.roberta())
+    others, within = [0, *IDS, 2], [0, *IDS, 1, 8, 2]
+    places = {"position_ids": torch.arange(2, 2 + len(others))[None]}
+    expected = leave_one_out(explain.model, others, lambda output: output.logits[0, 3, 7], **places)
+    near(explain(others, 7, method="leave-one-out", position=3).relevance, expected)
+    with pytest.raises(ModelError, match="which places its tokens keep"):
+        explain(within, 7, method="leave-one-out", position=3)
+
+
+class BeginsAnew(BertEmbeddings):
+    """Counts its places anew behind each 26, unless it is told them."""
+
+    def forward(self, input_ids=None, token_type_ids=None, position_ids=None, inputs_embeds=None, **more):
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1]).expand(input_ids.shape)
+            at = (input_ids == 26) * position_ids
+            position_ids = position_ids - pad(at, (1, -1)).cummax(1).values
+        return super().forward(input_ids, token_type_ids, position_ids, inputs_embeds, **more)
+
+
+def test_so_is_a_model_of_transformers_with_such_embeddings_of_ones_own():
+    model = models.tiny_bert()
+    model.bert.embeddings = BeginsAnew(model.config).double().eval()
+    explain = Explainer(model)
+    near(
+        explain(IDS[:4], 7, method="leave-one-out", position=2).relevance,
+        leave_one_out(model, IDS[:4], lambda output: output.logits[0, 2, 7]),
+    )
+    with pytest.raises(ModelError, match="which places its tokens keep"):
+        explain(IDS, 7, method="leave-one-out", position=2)
 
 
 def test_where_it_counts_from_is_tried_without_interventions():
