@@ -156,6 +156,24 @@ def test_alone_and_together_are_the_same(how, monkeypatch):
             near(alone[0][0], together[k][s])
 
 
+def test_places_that_were_given_move_up_where_a_token_is_deleted():
+    model = BoundModel(models.tiny_gpt2())
+    plain = asked(model, [IDS])
+    sets = [np.eye(7, dtype=bool)[:-1]]
+    counted, packed = (
+        replace(
+            plain, rows=(model.reader.row({"input_ids": [IDS], "position_ids": [at], "attention_mask": [[1] * 7]}),)
+        )
+        for at in (list(range(7)), [0, 1, 2, 3, 0, 1, 2])
+    )
+    expected, found = (
+        outputs(model, each, model.ask(each), sets, perturbation=Perturbation("delete"))[0] for each in (plain, counted)
+    )
+    near(found, expected)
+    with pytest.raises(InputError, match="the position_ids do not count up by one"):
+        outputs(model, packed, model.ask(packed), sets, perturbation=Perturbation("delete"))
+
+
 def test_equal_sets_run_once(monkeypatch):
     model = BoundModel(models.tiny_llama())
     questions = asked(model, [IDS])

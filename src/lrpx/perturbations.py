@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lrpx import tasks
+from lrpx._holding import PLACES
 from lrpx._tokens import describe
 from lrpx.errors import InputError, ModelError, TargetError
 from lrpx.model import AT_A_TIME
@@ -221,6 +223,13 @@ class Perturbation:
                 f"token {at}, {row.tokens.pieces[at]!r}, may not be hidden by {self.how}; hide others, or pass "
                 f"specials=True for special tokens{row.where}"
             )
+        given = row.segments[0].fields.get(PLACES, ())
+        if self.how == "delete" and any(after - before != 1 for before, after in pairwise(given)):
+            raise InputError(
+                "the position_ids do not count up by one, so nobody knows to which places the tokens behind a deleted "
+                "one move up; leave them out, or use another perturbation, such as attention-mask"
+                f"{row.where}"
+            )
         read_last = model.task.reads == "whole" and self._token(model) == model.pad_id is not None
         if read_last and hidden[:, [model.end_of(row), -1]].any():
             raise InputError(
@@ -264,6 +273,9 @@ class Perturbation:
         chosen = hidden[: len(first)].tolist()
         if self.how == "delete":
             changed = first.only([i for i, gone in enumerate(chosen) if not gone])
+            if PLACES in first.fields:  # in the places of those that are gone
+                kept = first.fields[PLACES][: len(changed)]
+                changed = replace(changed, fields={**changed.fields, PLACES: kept})
         else:
             token = self._token(model)
             assert token is not None
