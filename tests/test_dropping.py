@@ -227,6 +227,7 @@ def not_shortened(model, questions, masks, first=0):
     model._trials.sees_hidden(model._run, questions)  # tried once for a model
     model._trials.reads_another(model._run, questions)
     model._trials.reads_hidden(model._run, questions, masks)
+    assert not model._trials.moves_places(model._run, questions)
     with counted(model.module) as tokens:
         found = model.values(questions, attention_mask=masks)
     assert sum(tokens) == sum(map(len, masks))

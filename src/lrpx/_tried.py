@@ -248,7 +248,7 @@ class Trials:
             "changes the tokens or their embeddings"
         )
 
-    def _moves_places(self, run: Run, questions: Questions) -> bool:
+    def moves_places(self, run: Run, questions: Questions) -> bool:
         """Whether the model, with nothing hidden, says something else of one of the texts with the places that a mask's
         tokens keep: a module of one's own may begin anew behind the end of a text, and RoBERTa does not count padding,
         wherever it stands. transformers' are believed of other texts, where nothing put into them takes places."""
@@ -259,18 +259,27 @@ class Trials:
         counts = not tasks.is_theirs(self.module) or any(PLACES in names for names in taken)
         first = {id(questions.rows[asked.row]): i for i, asked in reversed([*enumerate(questions.asked)])}
         whole = questions.alone(sorted(first.values()))
-        for each, row in enumerate(whole.rows):
-            if not counts and self._pad_id not in row.segments[0].tokens.ids:
-                continue
-            asked, mask = whole.alone([each]), torch.ones(row.lengths[0], dtype=torch.int64)
-            try:
-                kept, plain = (run(asked, given, 1, _as_said, True) for given in ([mask], None))
-            except Exception:  # of the module's own: it must be told its places
-                return False
-            lost = SAME * torch.finfo(tasks.first_weight(self.module).dtype).eps * plain.abs().max()
-            if (kept - plain).abs().max() > lost:
-                return True
-        return False
+        if counts:
+            return any(self._moves(run, whole.alone([each])) for each in range(len(whole)))
+        padded = (row for row in whole.rows if self._pad_id in row.tokens.ids[:-1] and len(row.segments) == 1)
+        row = next(padded, None)
+        if row is None or row.arguments:
+            return False
+        (segment,), last = row.segments, len(row.tokens.ids) - 1
+        ids = list(row.tokens.ids)
+        ids[min(1, last - 1)] = self._pad_id or 0  # before most of them
+        short = replace(row, segments=(replace(segment, tokens=replace(segment.tokens, ids=tuple(ids))),))
+        asked = Question(0, last if self.task.reads == "position" else None, questions.asked[0].target)
+        return self.tried.once("moves behind padding", lambda: self._moves(run, Questions((short,), (asked,))))
+
+    def _moves(self, run: Run, asked: Questions) -> bool:
+        mask = torch.ones(asked.rows[0].lengths[0], dtype=torch.int64)
+        try:
+            kept, plain = (run(asked, given, 1, _as_said, True) for given in ([mask], None))
+        except Exception:  # of the module's own: it must be told its places
+            return False
+        lost = SAME * torch.finfo(tasks.first_weight(self.module).dtype).eps * plain.abs().max()
+        return bool((kept - plain).abs().max() > lost)
 
     def refuse_drawing(self, run: Run, questions: Questions) -> None:
         """Refuse a model that says something else of the same input in another run.
@@ -329,7 +338,7 @@ class Trials:
         Raises:
             ModelError: it does.
         """
-        if self._moves_places(run, questions):
+        if self.moves_places(run, questions):
             raise self._of_unknown_places()
         if self._counts_places(batched, questions):
             raise ModelError(
