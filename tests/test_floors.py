@@ -16,6 +16,7 @@ FLOORS = {
     "errors": 0,
     "hooks": 0,
     "holding": 1,
+    "intervening": 1,
     "kernels": 0,
     "ledger": 0,
     "modules": 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -1207,6 +1208,10 @@ def test_a_text_beside_an_image_is_padded_where_the_model_reads_padding():
             what["pixel_values"] = image()[None]
         with pytest.raises(InputError, match=r"reads a text's last place.*model_input_names = \['input_ids'\]"):
             refuse(what)
+    refuse = Explainer(model, masked)  # which is asked first where its texts all say the same
+    for block in (lrpx.intervene(model, {("text_model.final_layer_norm", "output"): 0.0}), nullcontext()):
+        with pytest.raises(InputError, match="reads a text's last place"), block:
+            refuse((image(), "a photo of a cat"))
     clip = tf.CLIPModel(tf.CLIPConfig(vision_config=TOWER, text_config=WORDS | {"eos_token_id": 1})).eval().double()
     assert len(Explainer(clip, masked)(given)) == 6
     with pytest.raises(InputError, match=r"there is a tokenizer, .*, and nothing that reads images; pass the model"):

@@ -20,9 +20,9 @@ from torch.utils.hooks import RemovableHandle
 
 import lrpx
 from lrpx._hooks import Hooks, plainly
+from lrpx._intervening import intervened
 from lrpx.coverage._classes import choose
 from lrpx.coverage._tiny import tiny_model
-from lrpx.engine._running import intervened
 from lrpx.errors import InputError, MethodError, ModelError, TraceError
 from lrpx.interventions import Add, Along, Clamp, Patch, Scale, Set, record
 from lrpx.sae import FeatureTap, SparseAutoencoder

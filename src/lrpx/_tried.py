@@ -19,9 +19,9 @@ from torch import Tensor
 from lrpx import tasks
 from lrpx._dropping import can_drop, can_tell, proven, told_apart, with_another_end
 from lrpx._holding import PLACES
+from lrpx._intervening import intervened, intervened_at, without_interventions
 from lrpx._modules import argument_names, as_it_was, unpacked
 from lrpx._padding import end_of
-from lrpx.engine._running import intervened, intervened_at, without_interventions
 from lrpx.errors import ModelError, NonFiniteError
 from lrpx.questions import Question, Questions
 from lrpx.targets import Span
@@ -155,8 +155,7 @@ class Trials:
         wide, count = max(max(row.lengths) for row in rows), min(len(rows), batch_size)
         if wide * count > tried.apart and not (tried.meet or tasks.is_theirs(self.module)):
             count = min(2 * count, batch_size)
-            with without_interventions():
-                tried.meet = tasks.seem_to_meet(self.module, self.task, count, wide)
+            tried.meet = tasks.seem_to_meet(self.module, self.task, count, wide)
             tried.apart = wide * count
         return tried.meet
 
@@ -185,8 +184,7 @@ class Trials:
         held, failed = tried.padded
         if wide > held and wide < failed and self.task.segments and not tasks.is_theirs(self.module):
             how = self.module, self.task, self._pad_id or 0, self.padding_side
-            with without_interventions():
-                tried.padded = (wide, failed) if tasks.heeds_mask(*how, wide) else (held, wide)
+            tried.padded = (wide, failed) if tasks.heeds_mask(*how, wide) else (held, wide)
         return wide < tried.padded[1]
 
     @property
@@ -226,8 +224,7 @@ class Trials:
         """Tried once."""
         tried = self.tried
         if not tried.first:
-            with without_interventions():
-                tried.first.append(tasks.first_position(self.module, self.task))
+            tried.first.append(tasks.first_position(self.module, self.task))
         return tried.first[0]
 
     def first_position(self) -> int:

@@ -19,6 +19,7 @@ from lrpx import tasks
 from lrpx._batching import Batch, batch_of, batches, widened, widths
 from lrpx._dropping import without_hidden, worth
 from lrpx._fingerprints import fingerprint_of, fingerprint_of_reader
+from lrpx._intervening import changes_in, intervened, without_interventions
 from lrpx._loading import (
     cut_by_whole,
     has_cases,
@@ -43,7 +44,6 @@ from lrpx.engine import propagate
 from lrpx.engine._compiled import Compiler
 from lrpx.engine._learned import Learned
 from lrpx.engine._positions import Positions
-from lrpx.engine._running import changes_in, intervened, without_interventions
 from lrpx.engine._trace import is_finite
 from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
 from lrpx.inputs import Reader

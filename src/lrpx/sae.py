@@ -23,10 +23,10 @@ from torch import Tensor
 from lrpx._features import Feature, FeatureRelevance
 from lrpx._files import write_whole
 from lrpx._hooks import hooks
+from lrpx._intervening import without_interventions
 from lrpx._modules import attending_as_before, named_modules
 from lrpx._results import attribution_of
 from lrpx.attribution import Explained
-from lrpx.engine._running import without_interventions
 from lrpx.errors import MethodError, ModelError
 from lrpx.questions import Question, Questions
 from lrpx.recipes import ATTNLRP

@@ -13,7 +13,7 @@ from copy import copy
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from traceback import clear_frames
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from lrpx import rules
 from lrpx._hooks import Hooks, keep_instead
+from lrpx._intervening import intervened
 from lrpx._modules import layer_of, layers, named_modules
 from lrpx.engine import _overrides
 from lrpx.engine._book import Book
@@ -41,7 +42,7 @@ from lrpx.engine._trace import Trace
 from lrpx.errors import LRPxError, MethodError, TraceError, UnknownOperationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.autograd.graph import saved_tensors_hooks
 
@@ -59,47 +60,6 @@ CACHES = ("past_key_values", "cache_params", "mems", "state")
 """Arguments of models that hold what an earlier call has computed, which are no input."""
 
 _running = threading.local()
-
-
-class Intervening(NamedTuple):
-    """What is known of an intervention: the model that it is in, what it changes, and at which modules."""
-
-    model: Module
-    changes: tuple[str, ...]
-    at: frozenset[Module]
-
-
-def interventions() -> dict[int, Intervening]:
-    """The interventions (``lrpx.interventions``) that hold in this thread, by what identifies each."""
-    found: dict[int, Intervening] = _running.__dict__.setdefault("intervened", {})
-    return found
-
-
-def intervened(model: Module) -> bool:
-    """Whether interventions hold in a model in this thread."""
-    return any(each.model is model for each in interventions().values())
-
-
-def intervened_at(modules: Iterable[Module]) -> bool:
-    """Whether an intervention in this thread changes, or keeps, what one of these modules takes or gives."""
-    return any(not each.at.isdisjoint(modules) for each in interventions().values())
-
-
-def changes_in(model: Module) -> tuple[str, ...]:
-    """What the interventions that hold in a model in this thread change, outer ones first."""
-    return tuple(told for each in interventions().values() if each.model is model for told in each.changes)
-
-
-@contextmanager
-def without_interventions() -> Iterator[None]:
-    """In the block models run as they do without interventions in this thread."""
-    here = interventions()
-    kept = dict(here)
-    here.clear()
-    try:
-        yield
-    finally:
-        here.update(kept)
 
 
 def is_running() -> bool:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lrpx._hooks import captures, hooks, plainly
+from lrpx._intervening import Intervening, interventions
 from lrpx._modules import HOLDERS, held_in, named_modules
 from lrpx.engine._book import storage_of
 from lrpx.engine._observer import first_given, first_tensor
-from lrpx.engine._running import Intervening, interventions, with_other
+from lrpx.engine._running import with_other
 from lrpx.errors import MethodError
 from lrpx.interventions._changes import needs_positions
 from lrpx.interventions._sites import Site

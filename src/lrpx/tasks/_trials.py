@@ -7,6 +7,7 @@ They are made where nothing else tells, and again where something else of the us
 from __future__ import annotations
 
 import inspect
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from lrpx._hooks import hooks
+from lrpx._intervening import without_interventions
 from lrpx._modules import as_it_was
 from lrpx.errors import InputError
 from lrpx.tasks._changes import WRAPPERS, around_head, home_of, is_believed, is_theirs
@@ -32,12 +34,19 @@ from lrpx.tasks._tasks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch.nn import Module
 
 WIDE = 16
 """As wide a short text is padded to find out whether that changes what a model says: no pooling divides it."""
+
+
+@contextmanager
+def _trying(model: Module) -> Iterator[None]:
+    """In the block a model runs as it does without interventions; behind it, all that it keeps is as it was."""
+    with torch.no_grad(), as_it_was(model), without_interventions():
+        yield
 
 
 def _is_changed_by_few(model: Module) -> bool:
@@ -72,7 +81,7 @@ def seem_to_meet(model: Module, task: Task, count: int = 4, wide: int = 6) -> bo
             given[name][-1, wide // 3] = 0  # as leave-one-out has it: a model may read the first row's mask for all
     found = []
     try:
-        with torch.no_grad(), as_it_was(model):
+        with _trying(model):
             for rows in (slice(1), slice(-1, None), slice(None)):
                 some = {name: value[rows] for name, value in given.items()}
                 found.append(_first_of(model(**some | _needed(model, ids[rows]))))
@@ -94,7 +103,7 @@ def signals_meet(model: Module, given: Mapping[str, Any]) -> bool:
     turned = {name: each.flip(-1) if each.is_floating_point() else each for name, each in signals.items()}
     beside = {name: torch.cat([each, turned[name]]) for name, each in signals.items()}
     try:
-        with torch.no_grad(), as_it_was(model):
+        with _trying(model):
             one, other, both = (_first_of(model(**{**given, **each})) for each in (signals, turned, beside))
     except Exception:  # of the model's own: it takes one alone, say
         return True
@@ -115,7 +124,7 @@ def looks_back(model: Module) -> bool:
         return {"attention_mask": torch.ones_like(ids)} if accepts(model, MASKS["input_ids"]) else {}
 
     try:
-        with torch.no_grad(), as_it_was(model):
+        with _trying(model):
             followed, *alone = (
                 _first_of(model(input_ids=each, **masked(each) | _needed(model, each)))
                 for each in (ids, *(each[None, :4] for each in ids))
@@ -186,7 +195,7 @@ def hides_ones(model: Module, task: Task, pad_id: int) -> bool:
             return False
         return not _is_close(one, other, weight.dtype)
 
-    with torch.no_grad(), as_it_was(model):
+    with _trying(model):
         without = said(unmasked)
         if without is not None:  # and says the same again, as what keeps an average does not
             return differ(without, said(given)) and not differ(without, said(unmasked))
@@ -224,7 +233,7 @@ def first_position(model: Module, task: Task) -> int | None:
         lost = 64 * torch.finfo(weight.dtype).eps * one.nan_to_num(0, 0, 0).abs().max().item()
         return other is not None and torch.allclose(one, other, rtol=0, atol=lost, equal_nan=True)
 
-    with torch.no_grad(), as_it_was(model):
+    with _trying(model):
         without, runs = said(), False
         if without is None:
             return told
@@ -245,7 +254,7 @@ def hides(model: Module, task: Task) -> bool:
     ids = torch.arange(6, device=input_device(model))[None] % weight.shape[0]
     found = []
     try:
-        with torch.no_grad(), as_it_was(model):
+        with _trying(model):
             for hidden in (torch.zeros_like(ids), ids == 1):
                 given = {"input_ids": ids, "attention_mask": (~hidden.bool()).to(torch.int64)}
                 if "decoder_input_ids" in task.arguments:
@@ -287,7 +296,7 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str, wide: int = WI
             states.append(state)
 
     try:
-        with torch.no_grad(), as_it_was(model), hooks() as on:
+        with _trying(model), hooks() as on:
             body = getattr(model, "base_model", model) if is_theirs(model) else model
             if isinstance(body, torch.nn.Module) and body is not model:
                 on.after(body, keep)
@@ -333,7 +342,7 @@ def is_moved_by_padding(model: Module, ids: Sequence[int], arguments: Mapping[st
     }
     found = []
     try:
-        with torch.no_grad(), as_it_was(model):
+        with _trying(model):
             for space in ((0, 0), (0, 1)):
                 mask = torch.nn.functional.pad(torch.ones_like(text), space)
                 padded = torch.nn.functional.pad(text, space, value=pad_id)
@@ -357,7 +366,7 @@ def is_moved_by_ones(model: Module, task: Task, ids: Sequence[int], arguments: M
         for name, each in arguments.items()
     }
     try:
-        with torch.no_grad(), as_it_was(model):
+        with _trying(model):
             before = torch.get_rng_state()
             without, masked = (
                 _first_of(model(**{name: each.clone() for name, each in (given | more).items()}))
@@ -388,7 +397,7 @@ def rows_alone(model: Module, task: Task, pad_id: int) -> bool:
         calls += 1
 
     try:
-        with torch.no_grad(), as_it_was(model):
+        with _trying(model):
             with hooks() as on:
                 on.before(head, count)
                 whole = at(logits_of(model(**given), model, task, 1), positions)
