@@ -62,9 +62,13 @@ def is_own(module: str | None) -> bool:
     origin = getattr(sys.modules[module], "__file__", None)
     if origin is None:
         return module == "__main__"
-    file = Path(origin).resolve()
+    return not is_installed(Path(origin).resolve())
+
+
+def is_installed(file: Path) -> bool:
+    """Whether a file is one of Python's own, or of an installed package."""
     python = (Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib"))
-    return not set(_INSTALLED) & set(file.parts) and not any(file.is_relative_to(each) for each in python)
+    return bool(set(_INSTALLED) & set(file.parts)) or any(file.is_relative_to(each) for each in python)
 
 
 def _told(thing: Any, seen: set[int], plain: bool = True) -> Iterator[str]:

@@ -6,13 +6,12 @@ import ast
 import hashlib
 import importlib.util
 import sys
-import sysconfig
 from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from lrpx._defined import digest_of_code
+from lrpx._defined import digest_of_code, is_installed
 from lrpx._registry import BROUGHT, Registry
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ _digests: dict[int, tuple[object, str]] = {}
 thing is kept, so that no other gets its id."""
 _sources: dict[str, tuple[ModuleSpec, bytes]] = {}
 """By the name of a module that scripts import: what it was loaded from, as it was when it was first seen loaded."""
-_INSTALLED = ("site-packages", "dist-packages")
 
 
 def is_script(given: str) -> bool:
@@ -225,10 +223,4 @@ def _is_own(spec: ModuleSpec, folder: Path) -> bool:
     if spec.name.partition(".")[0] == "lrpx":
         return False
     file = Path(str(spec.origin)).resolve()
-    python = (Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib"))
-    return (
-        file.is_file()
-        and file.is_relative_to(folder)
-        and not set(_INSTALLED) & set(file.parts)
-        and not any(file.is_relative_to(each) for each in python)
-    )
+    return file.is_file() and file.is_relative_to(folder) and not is_installed(file)
