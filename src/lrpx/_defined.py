@@ -2,7 +2,8 @@
 script and no package has registered.
 
 It is of the code as it was compiled, with what that names of the user's own, so that neither a comment nor where it
-stands counts. Containers that can change, objects of other packages and files that are read are not looked at.
+stands counts; of functions and classes of other packages it is the name. Other objects of theirs, files that are read
+and containers that can change are not looked at, but for lists and dictionaries of plain values that a model holds.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import functools
 import hashlib
 import sys
 import sysconfig
+from argparse import Namespace
 from contextlib import suppress
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from lrpx._modules import named_modules
 
@@ -25,10 +29,12 @@ if TYPE_CHECKING:
 
     from torch.nn import Module
 
-PLAIN = (type(None), bool, int, float, complex, str, bytes, Enum, type(...))
+PLAIN = (type(None), bool, int, float, complex, str, bytes, Enum, type(...), torch.dtype)
 CODE = (FunctionType, staticmethod, classmethod, property)
+NAMED = (FunctionType, BuiltinFunctionType, type)
 CACHED = type(functools.cache(len))
 _INSTALLED = ("site-packages", "dist-packages")
+_OWN = "own "
 
 
 def digest_of_code(thing: object) -> str | None:
@@ -37,21 +43,47 @@ def digest_of_code(thing: object) -> str | None:
     >>> digest_of_code(len), digest_of_code(Path)
     (None, None)
     """
-    told = [*_told(thing, set(), plain=False)]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest() if told else None
+    return _digest([*_told(thing, {}, plain=False)])
 
 
 def digest_of_model(model: Module) -> str | None:
-    """The same of a model: of the classes of its modules, and of the numbers and names that these hold, as of a scale,
-    which are no weights."""
-    seen: set[int] = set()
+    """The same of a model: of the classes of its modules, of what the user has put on them, and of what these hold that
+    is no weight, as the numbers and names of a scale, of torch's functions between layers, or of a configuration."""
+    seen: dict[int, int] = {}
     told: list[str] = []
     for path, module in named_modules(model):
-        if is_own(type(module).__module__):
-            told += [path, *_told(type(module), seen)]
-            held = {name: each for name, each in vars(module).items() if isinstance(each, PLAIN)}
-            told += [f"{name} {held[name]!r}" for name in sorted(held) if name[:1] != "_" and name != "training"]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest() if told else None
+        kind, held = type(module), vars(module)
+        told += [path, *_told(kind, seen)]
+        known = is_own(kind.__module__) or kind.__module__.startswith("torch.nn.")
+        for name in sorted(held):
+            if name[:1] != "_" and name != "training" and (known or _is_put_on(held[name])):
+                lines = [] if held[name] is None else [*_value(held[name], seen)]  # a tensor may come there
+                told += [name, *lines] if lines else []
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            told += [line for hook in hooks.values() if _is_put_on(hook) for line in ("hook", *_told(hook, seen))]
+    return _digest(told)
+
+
+def _digest(told: list[str]) -> str | None:
+    is_any = any(line.startswith(_OWN) for line in told)
+    return hashlib.sha256("\n".join(told).encode()).hexdigest() if is_any else None
+
+
+def _is_put_on(thing: Any) -> bool:
+    """Whether it is a function of the user's, or a method of something of theirs."""
+    function = getattr(thing, "__func__", thing)
+    return isinstance(function, FunctionType) and is_own(function.__module__)
+
+
+def _value(thing: Any, seen: dict[int, int]) -> Iterator[str]:
+    """What tells of what a module holds: of lists and dictionaries, too, where they hold nothing but such."""
+    if isinstance(thing, (SimpleNamespace, Namespace)):
+        thing = vars(thing)
+    parts = [part for pair in thing.items() for part in pair] if isinstance(thing, dict) else thing
+    if type(thing) not in (list, dict):
+        yield from _told(thing, seen)
+    elif parts and all(isinstance(each, (*PLAIN, tuple)) for each in parts):  # and not, say, tensors that were kept
+        yield from _told(tuple(parts), seen)
 
 
 def is_own(module: str | None) -> bool:
@@ -71,28 +103,42 @@ def is_installed(file: Path) -> bool:
     return bool(set(_INSTALLED) & set(file.parts)) or any(file.is_relative_to(each) for each in python)
 
 
-def _told(thing: Any, seen: set[int], plain: bool = True) -> Iterator[str]:
-    """What tells of a thing, in an order that is the same in any process; of plain values only where they count."""
+def _told(thing: Any, seen: dict[int, int], plain: bool = True) -> Iterator[str]:
+    """What tells of a thing, in an order that is the same in any process; of plain values only where they count, of
+    what is not the user's a name, and of what was met before which it was."""
     if isinstance(thing, PLAIN):
         if plain:
             yield repr(thing)
         return
-    if id(thing) in seen:
+    if isinstance(thing, tuple):  # the same one may be two in another process
+        yield from ("(", *_all(thing, seen, plain), ")")
         return
-    seen.add(id(thing))
+    if isinstance(thing, frozenset):
+        yield from sorted("\n".join(_told(each, dict(seen), plain)) for each in thing)
+        return
+    if id(thing) in seen:
+        yield f"as {seen[id(thing)]}"
+        return
+    yield from _of_another(thing, seen, plain)
+
+
+def _of_another(thing: Any, seen: dict[int, int], plain: bool) -> Iterator[str]:
+    """The same of what was not met before."""
+    if isinstance(thing, NAMED) and not is_own(thing.__module__):
+        yield thing.__name__
+        return
+    seen[id(thing)] = len(seen)
     if isinstance(thing, MethodType):
         yield from _all((thing.__func__, thing.__self__), seen, plain)
     elif isinstance(thing, FunctionType):
-        if is_own(thing.__module__):
-            yield thing.__qualname__
-            yield from _code(thing.__code__, thing.__globals__, seen)
-            named = [part for pair in (thing.__kwdefaults__ or {}).items() for part in pair]
-            yield from _all([*(thing.__defaults__ or ()), *named, *_cells(thing)], seen)
+        yield _OWN + thing.__qualname__
+        yield from _code(thing.__code__, thing.__globals__, seen)
+        named = [part for pair in (thing.__kwdefaults__ or {}).items() for part in pair]
+        yield from _all([*(thing.__defaults__ or ()), *named, *_cells(thing)], seen)
     elif isinstance(thing, type):
-        if is_own(thing.__module__):
-            yield thing.__qualname__
-            held = {name: each for name, each in vars(thing).items() if name[:2] != "__" or isinstance(each, CODE)}
-            yield from _all([*thing.__bases__, *(part for pair in held.items() for part in pair)], seen)
+        yield _OWN + thing.__qualname__
+        held = {name: each for name, each in vars(thing).items() if name[:2] != "__" or isinstance(each, CODE)}
+        yield from _all([*thing.__bases__, *(part for pair in held.items() for part in pair)], seen)
     elif isinstance(thing, functools.cached_property):
         yield from _told(thing.func, seen, plain)
     elif isinstance(thing, (staticmethod, classmethod, CACHED)):
@@ -102,14 +148,14 @@ def _told(thing: Any, seen: set[int], plain: bool = True) -> Iterator[str]:
     elif isinstance(thing, functools.partial):
         named = [part for pair in thing.keywords.items() for part in pair]
         yield from _all([thing.func, *thing.args, *named], seen, plain)
-    elif isinstance(thing, tuple):
-        yield from _all(thing, seen, plain)
-    elif isinstance(thing, frozenset):
-        yield from sorted("\n".join(_told(each, seen, plain)) for each in thing)
     elif is_own(type(thing).__module__) or (type(thing).__module__.partition(".")[0] == "lrpx" and is_dataclass(thing)):
         counts = is_dataclass(thing) and is_own(type(thing).__module__)  # others may count what they have done
+        told = {each.name: getattr(thing, each.name, None) for each in fields(thing)} if is_dataclass(thing) else {}
+        told |= getattr(thing, "__dict__", {})
         yield from _told(type(thing), seen)
-        yield from _all([part for pair in getattr(thing, "__dict__", {}).items() for part in pair], seen, counts)
+        yield from _all([part for pair in told.items() for part in pair], seen, counts)
+    else:
+        del seen[id(thing)]  # nothing is told of it, nor that it was met
 
 
 def _cells(function: FunctionType) -> Iterator[Any]:
@@ -119,20 +165,24 @@ def _cells(function: FunctionType) -> Iterator[Any]:
             yield cell.cell_contents
 
 
-def _all(things: Iterable[Any], seen: set[int], plain: bool = True) -> Iterator[str]:
+def _all(things: Iterable[Any], seen: dict[int, int], plain: bool = True) -> Iterator[str]:
     for each in things:
         yield from _told(each, seen, plain)
 
 
-def _code(code: CodeType, around: dict[str, Any], seen: set[int]) -> Iterator[str]:
+def _code(code: CodeType, around: dict[str, Any], seen: dict[int, int]) -> Iterator[str]:
     """What runs, and what it names of the user's own, also in a module of theirs."""
     yield f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {code.co_freevars}"
     for each in code.co_consts:
         yield from _code(each, around, seen) if isinstance(each, CodeType) else _told(each, seen)
     for name in code.co_names:
-        found = around.get(name)
-        if isinstance(found, ModuleType):
-            inside = vars(found) if is_own(found.__name__) else {}
-            yield from _all([inside[each] for each in code.co_names if each in inside], seen)
-        else:
-            yield from _told(found, seen)
+        yield from _inside(around.get(name), code.co_names, seen, [])
+
+
+def _inside(found: Any, names: tuple[str, ...], seen: dict[int, int], around: list[Any]) -> Iterator[str]:
+    """What tells of a thing that code names, and of a module of the user's what it names in that, or in those in it."""
+    if not isinstance(found, ModuleType):
+        yield from _told(found, seen)
+    elif is_own(found.__name__) and found not in around:
+        for each in (name for name in names if name in vars(found)):
+            yield from _inside(vars(found)[each], names, seen, [*around, found])

@@ -6,12 +6,15 @@ import importlib
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import lrpx
+from lrpx._defined import digest_of_code, digest_of_model
 from lrpx.benchmarks import BENCHMARKS, Run, find, keep
 from lrpx.benchmarks._agreement import Agreement
 from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFileError
@@ -24,7 +27,9 @@ SENTENCES = Path(__file__).parent / "data" / "sentences.conllu"
 METHODS = ["attnlrp", "alti-logit"]
 WORKER = """
 import json, sys
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 import torch
 from lrpx.benchmarks import Run
 from lrpx.runs import write_table
@@ -208,6 +213,84 @@ def test_a_model_of_ones_own_is_known_by_its_numbers(tmp_path):
     assert run(1.0).settings == run(1.0).settings
     with pytest.raises(ResultFileError, match="another setting: code of the model was"), keep(run(2.0), tmp_path):
         pass
+
+
+class Holding(torch.nn.Module):
+    def __init__(self, **held):
+        super().__init__()
+        for name, value in held.items():
+            setattr(self, name, value)
+
+
+@dataclass(slots=True)
+class Sized:
+    size: int
+
+
+def halved(x):
+    return x / 2
+
+
+def doubled(x):
+    return x * 2
+
+
+def counting(*sizes):
+    return lambda x: x in sizes
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((1, 0.5), (1, 2.0)),
+        ([1, 3], [1, 4]),
+        ({"scale": 1.0}, {"scale": 2.0}),
+        (Sized(1), Sized(2)),
+        (SimpleNamespace(size=1), SimpleNamespace(size=2)),
+        (halved, doubled),
+        (torch.relu, torch.tanh),
+        (torch.nn.ReLU(), torch.nn.GELU()),
+        (torch.nn.LeakyReLU(0.1), torch.nn.LeakyReLU(0.2)),
+        (torch.nn.LayerNorm(2, eps=1e-5), torch.nn.LayerNorm(2, eps=1e-2)),
+        (torch.nn.MultiheadAttention(4, 1), torch.nn.MultiheadAttention(4, 2)),
+    ],
+)
+def test_a_model_is_known_by_all_that_it_holds(one, other):
+    """The modules of torch in it are no code of one's own, but what they are tells what the model says."""
+    first, again, second = (digest_of_model(Holding(held=each)) for each in (one, one, other))
+    assert first == again != second
+
+
+def test_a_model_is_known_by_the_functions_that_stand_on_it_and_by_no_tensor():
+    layer = torch.nn.Linear(2, 2)
+    assert digest_of_model(layer) is None
+    with_hook = []
+    for hook in (lambda *given: given[-1] * 2, lambda *given: given[-1] * 3):
+        handle = layer.register_forward_hook(hook)
+        with_hook.append(digest_of_model(layer))
+        handle.remove()
+    assert None not in with_hook
+    assert len(set(with_hook)) == 2
+    assert digest_of_model(Holding(map=None)) == digest_of_model(Holding(map=torch.ones(2)))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((halved, doubled, halved), (halved, doubled, doubled)),  # which of those that were met before
+        (((1, 2), (3, 4), (1, 2)), ((1, 2), (3, 4), (3, 4))),
+        ((1, (2, 3)), ((1, 2), 3)),
+        ((Sized(1),), (Sized(2),)),
+        ((torch.float32, torch.relu), (torch.float32, torch.tanh)),
+    ],
+)
+def test_code_is_known_by_what_it_holds_each_time(one, other):
+    assert digest_of_code(counting(*one)) == digest_of_code(counting(*one)) != digest_of_code(counting(*other))
+
+
+def test_a_tuple_of_another_process_need_not_be_the_same_object():
+    parts = [1, 2]
+    assert digest_of_code(counting(tuple(parts), tuple(parts))) == digest_of_code(counting(*[tuple(parts)] * 2))
 
 
 def test_a_part_is_the_same_again_and_in_any_order(run):
