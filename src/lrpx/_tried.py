@@ -258,7 +258,7 @@ class Trials:
         whole = questions.alone(sorted(first.values()))
         if counts:
             return any(self._moves(run, whole.alone([each])) for each in range(len(whole)))
-        padded = (row for row in whole.rows if self._pad_id in row.tokens.ids[:-1] and len(row.segments) == 1)
+        padded = (row for row in whole.rows if self._pad_id in row.tokens.ids and len(row.segments) == 1)
         row = next(padded, None)
         if row is None or row.arguments:
             return False

@@ -136,14 +136,16 @@ def test_so_is_one_whose_places_begin_anew_in_this_text():
         explain([others, IDS], 7, method="leave-one-out")
 
 
-def test_so_is_a_text_with_padding_in_it_which_roberta_does_not_count():
+@pytest.mark.parametrize("within", [[0, *IDS, 1, 8, 2], [0, *IDS, 1]])
+def test_so_is_a_text_with_padding_in_it_which_roberta_does_not_count(within):
     explain = Explainer(tiny.roberta())
-    others, within = [0, *IDS, 2], [0, *IDS, 1, 8, 2]
+    others = [0, *IDS, 2]
     places = {"position_ids": torch.arange(2, 2 + len(others))[None]}
     expected = leave_one_out(explain.model, others, lambda output: output.logits[0, 3, 7], **places)
     near(explain(others, 7, method="leave-one-out", position=3).relevance, expected)
+    inputs = {"input_ids": torch.tensor([within]), "attention_mask": torch.ones(1, len(within), dtype=torch.int64)}
     with pytest.raises(ModelError, match="which places its tokens keep"):
-        explain(within, 7, method="leave-one-out", position=3)
+        explain(inputs, 7, method="leave-one-out", position=3)
 
 
 class BeginsAnew(BertEmbeddings):
