@@ -343,24 +343,44 @@ def test_hidden_states_are_there_once_whatever_was_tried_before(is_known):
 class HooksItself(torch.nn.Module):
     """Adds to what its layer gives by a hook, which it puts there in its first call."""
 
-    def __init__(self):
+    def __init__(self, noted):
         super().__init__()
         torch.manual_seed(0)
         self.embedding, self.layer = torch.nn.Embedding(31, 8), torch.nn.Linear(8, 31)
-        self.is_hooked = False
+        self.noted, self.known = noted, [] if noted == "handles" else False
 
     def get_input_embeddings(self):
         return self.embedding
 
     def forward(self, input_ids, attention_mask=None):
-        if not self.is_hooked:
-            self.layer.register_forward_hook(lambda _, __, output: output + 1)
-            self.is_hooked = True
+        if not self.known:
+            handle = self.layer.register_forward_hook(lambda _, __, output: output + 1)
+            self.known = {"flag": True, "number": 1, "name": "on", "handles": [handle], "tuple": (handle,)}[self.noted]
         return self.layer(self.embedding(input_ids))
 
 
-def test_a_hook_that_a_module_puts_on_itself_is_there_once():
-    model, ids = HooksItself().eval(), [3, 5, 7]
+class HooksAnew(HooksItself):
+    """In each call, in the place of the one of the last."""
+
+    def forward(self, input_ids, attention_mask=None):
+        if self.known:
+            self.known[0].remove()
+        self.known = ()
+        return super().forward(input_ids, attention_mask)
+
+
+@pytest.mark.parametrize("is_called", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "noted"),
+    [*((HooksItself, noted) for noted in ("flag", "number", "name", "handles", "tuple")), (HooksAnew, "tuple")],
+)
+def test_a_hook_that_a_module_puts_on_itself_is_there_once(kind, noted, is_called):
+    model, ids = kind(noted).eval(), [3, 5, 7]
     expected = (model.layer(model.embedding(torch.tensor(ids)))[-1, 5] + 1).item()
-    found = Explainer(model, task=Task.CAUSAL)(ids, target=5, method="gradient-x-input")
-    assert found.explained.value == pytest.approx(expected, abs=1e-6)
+    if is_called:
+        model(torch.tensor([ids]))
+    explainer = Explainer(model, task=Task.CAUSAL)
+    for method in ("gradient-x-input", "occlusion"):
+        assert explainer(ids, target=5, method=method).explained.value == pytest.approx(expected, abs=1e-6)
+    assert model(torch.tensor([ids]))[0, -1, 5].item() == pytest.approx(expected, abs=1e-6)
+    assert len(model.layer._forward_hooks) == 1

@@ -24,7 +24,7 @@ def captures(hook: Any) -> bool:
     return getattr(hook, "__module__", None) == CAPTURES
 
 
-def _is_own(hook: Any) -> bool:
+def is_own(hook: Any) -> bool:
     """Whether a hook is one of this package's."""
     return str(getattr(hook, "__module__", None)).startswith("lrpx.")
 
@@ -61,7 +61,7 @@ class Hooks:
         module.register_forward_hook(hook, **how)
         held: Any = module._forward_hooks
         behind = list(dropwhile(lambda each: not captures(each[1]), held.items()))
-        if all(captures(each) or _is_own(each) for _, each in behind):
+        if all(captures(each) or is_own(each) for _, each in behind):
             for number in (number for number, each in behind if captures(each)):
                 held.move_to_end(number)
 

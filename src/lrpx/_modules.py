@@ -12,7 +12,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils.hooks import RemovableHandle
+
+from lrpx._hooks import captures, is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -116,6 +117,8 @@ def unpacked(model: Module) -> Iterator[None]:
 
 OF_MODULES = frozenset(vars(torch.nn.Module()))
 """The attributes of every module."""
+CAPTURING = "_output_capturing_hooks_installed"
+"""The flag by which transformers knows that its hooks are on."""
 LARGEST = 2**22
 """Of tensors with more numbers than these, as static caches, a trial puts none back."""
 DEEP = 5
@@ -130,9 +133,9 @@ def as_it_was(model: Module) -> Iterator[None]:
     call: buffers, and tensors, numbers, lists, dictionaries and plain objects that are attributes, and what is in
     these, as tables of angles that grow with the longest text, or a cache.
 
-    What is callable stays as it is: another thread may have put it there. So do hooks that modules put on themselves in
-    their first call, as transformers' do for hidden states, and the flags and handles that tell of them, without which
-    they would be put on once more, and each hidden state be there twice.
+    What is callable stays as it is: another thread may have put it there. So do hooks that transformers puts on modules
+    in the first call that asks for hidden states, and the flag that tells of them; those that a module of one's own
+    puts on itself are taken off, for what tells of them, as a list of handles, is put back.
     """
     kept = _Keeping({module: None for _, module in named_modules(model)})
     with torch.random.fork_rng(devices=[]):
@@ -147,7 +150,7 @@ class _Keeping:
 
     def __init__(self, modules: Iterable[Module]) -> None:
         self.attributes = [(module, _attributes(module)) for module in modules]
-        self.hooks = {id(hook) for module, _ in self.attributes for hook in _hooks_on(module)}
+        self.hooks = [(module, [dict(each) for each in _hooks_of(module)]) for module, _ in self.attributes]
         parts = [(module._buffers, module._parameters, module._modules) for module, _ in self.attributes]
         self.named: list[tuple[dict[str, Any], dict[str, Any]]] = [(each, dict(each)) for own in parts for each in own]
         kept = {id(each): each for each in held_in(module for module, _ in self.attributes)}
@@ -159,13 +162,12 @@ class _Keeping:
         ]
 
     def put_back(self) -> None:
-        came = any(id(hook) not in self.hooks for module, _ in self.attributes for hook in _hooks_on(module))
+        for module, hooks in self.hooks:
+            _put_back_hooks(_hooks_of(module), hooks)
         for module, attributes in self.attributes:
-            now = _attributes(module)
-            told = {name for name, each in now.items() if came and isinstance(each, (bool, RemovableHandle))}
-            for name in now.keys() - attributes.keys() - told:
+            for name in _attributes(module).keys() - attributes.keys() - {CAPTURING}:
                 del vars(module)[name]
-            vars(module).update({name: each for name, each in attributes.items() if name not in told})
+            vars(module).update({name: each for name, each in attributes.items() if name != CAPTURING})
         for held, before in (*self.named, *self.held):
             if [(key, id(each)) for key, each in _items(held)] != [(key, id(each)) for key, each in _items(before)]:
                 held.clear()
@@ -176,10 +178,20 @@ class _Keeping:
                     tensor.copy_(before)
 
 
-def _hooks_on(module: Module) -> Iterator[Any]:
-    """The hooks that stand on a module and are none of this package's."""
-    for held in (module._forward_pre_hooks, module._forward_hooks):
-        yield from (each for each in [*held.values()] if not str(getattr(each, "__module__", "")).startswith("lrpx."))
+def _hooks_of(module: Module) -> list[dict[int, Any]]:
+    """What torch knows of the hooks that are called before and after a module: these, and how."""
+    held = (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
+    return [*held, module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called]
+
+
+def _put_back_hooks(now: list[dict[int, Any]], before: list[dict[int, Any]]) -> None:
+    """Take off the hooks that came, and put those on again that went, but for this package's and transformers'."""
+    for at in (0, 2):
+        for number in now[at].keys() ^ before[at].keys():
+            hook = now[at].get(number) or before[at][number]
+            if not (is_own(hook) or captures(hook)):
+                for held, earlier in zip(now, before, strict=True):
+                    held.update({number: earlier[number]}) if number in earlier else held.pop(number, None)
 
 
 def held_in(modules: Iterable[Module]) -> list[Any]:
