@@ -279,13 +279,13 @@ def test_a_layer_that_runs_again_and_again_has_a_sink_for_each_call(*, recompute
         assert mine.parts["positions"].labels["layer"] == ("layers.0#0", "layers.0#1", "layers.0#2")
 
 
-@pytest.mark.parametrize("also", ["layers alone", "the model"])
+@pytest.mark.parametrize("also", ["layers alone", "the model", "a list"])
 def test_a_module_that_layers_share_has_a_sink_in_each_of_them(also: str) -> None:
     """As rotary embeddings are that all are given: they had one sink, by the path that the module has in the last."""
     wanted, shared = (_Stacked("list").double().eval() for _ in range(2))
     rotary = _Turned().double()
-    if also == "the model":
-        shared.rotary = rotary
+    if also != "layers alone":
+        shared.rotary = torch.nn.ModuleList([rotary]) if also == "a list" else rotary
     for layer in shared.layers:
         layer.rotary, layer.turned = rotary, rotary.turned
     its, mine = (lrpx.Explainer(each, task=lrpx.Task.CAUSAL)(IDS, 1, method="pa-lrp") for each in (wanted, shared))

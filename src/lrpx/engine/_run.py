@@ -696,11 +696,16 @@ class Run:
         return next(self._running(), NOWHERE)
 
     def layer(self) -> Layer | None:
-        """The layer whose forward pass is running: the innermost module that is one, for a layer may call the next; or
-        else that of the outermost module. One inside may be shared by layers, as rotary embeddings are that each of
-        them is given, and has one path alone."""
+        """The layer whose forward pass is running, that of the outermost module: one inside may be shared by layers, as
+        rotary embeddings are that each of them is given, and has one path alone, in a list of their own too. A layer
+        may call the next, in the same list: then it is the innermost of these."""
         found = [(path, layer) for path in self._running() if (layer := layer_of(path)) is not None]
-        return next((layer for path, layer in found if path == layer.path), found[-1][1] if found else None)
+        if not found:
+            return None
+        outermost = found[-1][1]
+        of_list = outermost.path.removesuffix(str(outermost.number))
+        own = (layer for path, layer in found if path == layer.path == f"{of_list}{layer.number}")
+        return next(own, outermost)
 
     def _running(self) -> Iterator[str]:
         """The paths of the modules whose forward passes are running, the innermost first."""
