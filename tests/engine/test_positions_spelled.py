@@ -706,6 +706,24 @@ def test_the_rows_of_a_batch_that_come_behind_the_tokens_are_no_heads() -> None:
     assert kept.heads is None
 
 
+@pytest.mark.parametrize("how", ["heads behind the tokens", "heads before the tokens"])
+def test_heads_of_a_text_without_a_dimension_of_rows_are_heads(how: str) -> None:
+    """As in models of texts that are put one after another, [T, H, d]: all were one."""
+
+    def turned_alone(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if "before" in how:
+            return turned_as_one(x[0], cos, sin)[None]
+        return turned_as_one(x[0].transpose(0, 1), cos[:, None], sin[:, None]).transpose(0, 1)[None]
+
+    found = []
+    for turn in (turned_as_one, turned_alone):
+        with propagate(model := Model(turn=turn), PA_LRP, taps=[Positions(model, by_head=True)]) as trace:
+            trace.explain(model(IDS[:1], MASK[:1])[0, -1, 3])
+        found.append([(each.heads, each.relevance) for each in trace.positions(by_head=True)])
+    assert [heads for heads, _ in found[1]] == [HEADS]
+    torch.testing.assert_close(found[1][0][1], found[0][0][1], rtol=1e-9, atol=1e-12)
+
+
 JOINED_TO_PICTURES: dict[str, Callable[[Pictured, Tensor], Tensor]] = {
     "rows": lambda m, x: m.joined(x.flatten(2).mT, m.table[None], -1),
     "columns": lambda m, x: m.joined(x.flatten(2), m.table.T[None], 1),

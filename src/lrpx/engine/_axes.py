@@ -347,8 +347,8 @@ class Axes:
         first = -len(shape)
         if axis.is_scores:
             found = [-3] if first < -3 else []
-        elif first == -3 or len(axis.dims) > 1:  # what else there is are features, or the rows of a batch
-            found = []
+        elif first == -3 or len(axis.dims) > 1:  # what else there is are features, or a text's row behind its tokens
+            found = [-2] if axis.dims == (-3,) == (first,) and shape[-2] > 1 else []
         else:
             found = [dim for dim in range(first + 1, -1) if dim not in axis.dims]
         if not axis.dims:  # there is one place
