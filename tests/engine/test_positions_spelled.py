@@ -827,3 +827,100 @@ def test_a_table_that_meets_an_images_heads_is_refused(is_factor: bool, count: i
 
     with pytest.raises(MethodError, match=r"nothing tells whether a table of shape .* is of the image's places"):
         of_pictures(place, count)
+
+
+class Seen(nn.Module):
+    """Attention over what a spelling makes of numbers that the model is given."""
+
+    def __init__(self, place: Callable[[Seen, Tensor], Tensor], *shape: int, kernel: tuple[int, ...]) -> None:
+        super().__init__()
+        self.place = place
+        self.kernel, self.table = nn.Parameter(noise(8, *kernel, seed=0)), nn.Parameter(noise(*shape, seed=5))
+        self.cls, self.gate = nn.Parameter(noise(1, 8, 1, seed=2)), nn.Parameter(noise(8, 8, seed=3))
+        self.weights = nn.Parameter(noise(3, 8, 8, seed=1))
+
+    def conv(self, x: Tensor) -> Tensor:
+        return F.conv1d(x, self.kernel) if x.ndim == 3 else F.conv2d(x, self.kernel, stride=4)
+
+    def gated(self, x: Tensor) -> Tensor:
+        gate = F.linear(x.flatten(2).mean(2), self.gate).sigmoid()
+        return x * gate.reshape(*gate.shape, *(1 for _ in x.shape[2:]))
+
+    def forward(self, given: Tensor) -> Tensor:
+        x = self.place(self, given).flatten(2).mT
+        q, k, v = (F.linear(x, w) for w in self.weights)
+        return ((q @ k.mT).softmax(-1) @ v * v).mean(1)
+
+
+def seen(place: Callable[[Seen, Tensor], Tensor], given: Tensor, *shape: int, kernel: tuple[int, ...]) -> None:
+    """There is one sink, and what it has is what a table has by its gradients."""
+    with propagate(model := Seen(place, *shape, kernel=kernel), PA_LRP, observe=(), ledger=True) as trace:
+        trace.explain(model(given)[:, 3].sum())
+    (kept,) = trace.positions()
+    assert trace.ledger().closes(1e-9)
+    places = model.table.shape[2:].numel()
+    assert kept.relevance.shape == (len(given), places)
+    # a constant has the share of all of its numbers, whatever its places are
+    assert float(kept.relevance.sum()) == pytest.approx(trace.ledger().by_kind()["positions"])
+    moved = Seen(lambda m, x: place(m, x), *shape, kernel=kernel)
+    with torch.no_grad():
+        moved.table[..., 1:] = 0
+    with propagate(moved, PA_LRP, observe=()) as trace:
+        trace.explain(moved(given)[:, 3].sum())
+    found = trace.positions()[0].relevance.reshape(len(given), *shape[2:])
+    assert bool((found[..., 0] != 0).all())
+    assert bool((found[..., 1:] == 0).all())
+
+
+SOUNDS: dict[str, Callable[[Seen, Tensor], Tensor]] = {
+    "a class token before": lambda m, x: torch.cat([m.cls.expand(len(x), -1, -1), m.conv(x)], -1)[..., 1:] + m.table,
+    "joined": lambda m, x: torch.cat([m.conv(x), m.conv(x)], -1)[..., :10] + m.table,
+    "gated": lambda m, x: m.gated(m.conv(x)) + m.table,
+    "a branch": lambda m, x: m.conv(x) + F.linear(m.conv(x).mT, m.gate).mT + m.table,
+}
+IMAGES: dict[str, tuple[Callable[[Seen, Tensor], Tensor], tuple[int, ...], int]] = {
+    "added to pixels": (lambda m, x: m.conv(x + m.table), (1, 3, 16, 24), 3),
+    "joined to pixels": (lambda m, x: m.conv(torch.cat([x, m.table.expand(len(x), -1, -1, -1)], 1)), (1, 2, 16, 24), 5),
+    "stacked": (lambda m, x: m.conv(torch.hstack([x, m.table.expand(len(x), -1, -1, -1)])), (1, 2, 16, 24), 5),
+    "by axis": (lambda m, x: m.conv(torch.cat([x, m.table.expand(len(x), -1, -1, -1)], axis=1)), (1, 2, 16, 24), 5),
+    "gated": (lambda m, x: m.gated(m.conv(x)) + m.table, (1, 8, 4, 6), 3),
+}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("how", SOUNDS)
+def test_where_channels_are_is_followed_through_joins_gates_and_branches(how: str, count: int) -> None:
+    """The features were listed as places."""
+    seen(SOUNDS[how], noise(count, 6, 12, seed=4), 1, 8, 10, kernel=(6, 3))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("how", IMAGES)
+def test_what_pixels_meet_before_a_convolution_has_the_places_of_the_pixels(how: str, count: int) -> None:
+    """Of an image that is no square what was joined was a constant, and what was added had places of rows and channels;
+    of a square, of columns alone."""
+    place, shape, channels = IMAGES[how]
+    seen(place, noise(count, 3, 16, 24, seed=4), *shape, kernel=(channels, 4, 4))
+    if "gated" not in how:
+        seen(place, noise(count, 3, 16, 16, seed=4), *shape[:2], 16, 16, kernel=(channels, 4, 4))
+
+
+@pytest.mark.parametrize("how", ["added", "joined"])
+def test_what_a_sound_meets_before_its_convolution_is_refused(how: str) -> None:
+    """Nothing tells yet where its channels are: the features were listed, or it was a constant."""
+
+    def place(m: Seen, x: Tensor) -> Tensor:
+        return m.conv(x + m.table if how == "added" else torch.cat([x, m.table.expand(len(x), -1, -1)], 1).relu())
+
+    with pytest.raises(MethodError, match=r"what meets an image or a sound before its convolution"):
+        seen(place, noise(2, 6, 12, seed=4), 1, 6, 12, kernel=(6 if how == "added" else 12, 3))
+
+
+def test_keys_that_are_joined_to_as_many_heads_as_features_are_no_positions() -> None:
+    def place(m: Pictured, x: Tensor) -> Tensor:
+        heads = x.flatten(2).mT.unflatten(-1, (2, 4))[..., :2] * 1
+        null = m.table[:2, :2].expand(len(x), 1, 2, 2)
+        return torch.cat([null, F.linear(heads, m.table[:2, :2])], 1).flatten(2).repeat(1, 1, 2)
+
+    with pytest.raises(MethodError, match=r"nothing tells whether what is joined, .* is of the places"):
+        of_pictures(place)

@@ -19,7 +19,7 @@ from lrpx.engine._book import storage_of
 from lrpx.engine._gates import EXPONENTS
 from lrpx.engine._graph import descends
 from lrpx.engine._numbers import Numbers, cut_dims, pairs
-from lrpx.engine._tensors import CONSTANT, any_carries, arguments, is_tensor, tensors_in, whole_of
+from lrpx.engine._tensors import CONSTANT, GIVEN, any_carries, arguments, is_tensor, tensors_in, whole_of
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
@@ -37,11 +37,16 @@ SCORES, WEIGHTS, MIXED, FIRST, LAST = "scores", "weights", "mixed", "channels fi
 """What a tensor is in a model of images: products of two that depend on the input, scaled or in another shape; their
 softmax; a product with one of these; a map ``[B, d, R, C]`` or ``[B, d, N]``, which a convolution gives; or
 ``[B, R, C, d]``."""
-JOINING = ("cat", "concat", "concatenate")
+UNSEEN, UNCLEAR = "unseen", "unclear"
+"""What a model has been given, element by element, of which nobody saw yet where its channels are; the same with what
+may be positions."""
+JOINING = ("cat", "concat", "concatenate", "hstack", "dstack")
 SHAPES = ("permute", "transpose", "swap", "move", "reshape", "view", "T", "flatten")
 """What is in the names of functions after which channels may be elsewhere."""
 KEEPING_FIRST = frozenset("flatten unflatten reshape view squeeze".split())
 """Functions that leave the first two dimensions what they are, if their sizes stay."""
+PIXEL = 4
+"""How many numbers a pixel has at most."""
 SPLITS = frozenset("split split_with_sizes tensor_split chunk hsplit vsplit dsplit unsafe_split unsafe_chunk".split())
 HIDDEN = 20
 """How much less than the others a score has that a mask hides: Swin takes 100 off."""
@@ -88,7 +93,15 @@ class Axes:
         if is_looked_up and not self._run.is_given(call.args[0]):
             self._looked_up.append(out)
         given = [each for each in (*call.args, *call.kwargs.values()) if any_carries(each)]
-        made = {self._made.get(each) if isinstance(each, Tensor) else None for each in given}
+        every = tensors_in((*call.args, *call.kwargs.values()))
+        labels = {each: self._label(each) for each in every if any_carries(each)}
+        made = {labels[each] if isinstance(each, Tensor) else None for each in given}
+        of_maps = {FIRST, LAST}.intersection(labels.values()) or {UNSEEN, UNCLEAR}.intersection(labels.values())
+        is_alone = None not in labels.values() or call.name in JOINING  # else what is broadcast may be of another kind
+        maps = [each for each, label in labels.items() if label in of_maps and (is_alone or each.shape == out.shape)]
+        x = maps[0] if maps and len(of_maps) == 1 else None
+        if row.kind == "convolution" and UNCLEAR in of_maps and self._is_everywhere:
+            raise self.refusal("what meets an image or a sound before its convolution has places of another dimension")
         if row.kind == "matmul":
             is_mixed = not made.isdisjoint((SCORES, WEIGHTS))
             made = {MIXED if is_mixed else SCORES} if len(given) > 1 else set()
@@ -96,8 +109,10 @@ class Axes:
             made = {WEIGHTS}
         elif row.kind == "convolution":
             made = {FIRST}
-        elif made in ({FIRST}, {LAST}):
-            made = _moved(made, call, given[0], out)
+        elif x is not None and made.isdisjoint((SCORES, WEIGHTS, MIXED)):
+            made = _moved(of_maps, call, x, out)
+            if made == {UNSEEN} and any(_may_be_of_places(each, x) for each in every):
+                made = {UNCLEAR}
         elif row.kind in ("linear", "source"):
             return
         if call.name in SUMS:
@@ -144,7 +159,16 @@ class Axes:
 
     def is_map(self, value: Tensor) -> bool:
         """Whether a tensor is known to be a map, with its channels first or last."""
-        return self._made.get(value) in (FIRST, LAST)
+        return self._label(value) in (FIRST, LAST)
+
+    def _label(self, value: Tensor) -> str | None:
+        """What a tensor is. Pixels have up to four channels; else a convolution tells."""
+        made: str | None = self._made.get(value)
+        if made is not None or GIVEN not in vars(value) or value.ndim not in (3, 4):
+            return made
+        if value.ndim == 3 or sorted(value.shape[1:])[1] <= PIXEL:
+            return UNSEEN
+        return FIRST if value.shape[1] <= PIXEL else LAST if value.shape[-1] <= PIXEL else UNSEEN
 
     def of_which(self, given: Sequence[Any], sources: Sequence[Source]) -> list[Source]:
         """The sources that any of the tensors was computed from; a replay has no graph to tell."""
@@ -250,7 +274,8 @@ class Axes:
 
     def joins_features(self, call: Call, x: Tensor) -> bool:
         """Whether a call puts tensors beside each other along their features, one of which is ``x``."""
-        dim = arguments(call.args, call.kwargs, "tensors", "dim")[1]
+        dim = {"hstack": 1, "dstack": 2}.get(call.name, arguments(call.args, call.kwargs, "tensors", "dim")[1])
+        dim = call.kwargs.get("axis", dim)  # which torch knows, too
         if call.name not in JOINING or not isinstance(dim, int) or not -x.ndim <= dim < x.ndim:
             return False
         places = self._dims_of_places(x) if self._is_of_image_alone(x) else range(-x.ndim, -1)
@@ -283,14 +308,14 @@ class Axes:
             return None
         if not self._is_of_image_alone(x):
             return None
-        if is_joined and x.ndim == 4 and dims != (-2, -1) and not self.is_map(x):
+        if is_joined and x.ndim == 4 and not self.is_map(x):
             raise self.refusal(f"nothing tells whether what is joined, of shape {list(c.shape)}, is of the places")
         return Axis(dims)
 
     def _dims_of_places(self, x: Tensor) -> tuple[int, ...]:
         """Which dimensions of an image's rows or map are those of its places."""
-        is_first = self._made.get(x) == FIRST
-        if x.ndim == 4 and self._made.get(x) not in (FIRST, LAST):  # nobody saw where its channels are
+        is_first = self._label(x) == FIRST
+        if x.ndim == 4 and not self.is_map(x):  # nobody saw where its channels are
             is_first = x.shape[-3] != x.shape[-2] == x.shape[-1]
         return tuple(range(2 - x.ndim, 0) if is_first else range(1 - x.ndim, -1))
 
@@ -317,7 +342,7 @@ class Axes:
             if dim is None and not is_scores and self._is_of_blocks(c):
                 raise self.refusal(f"a table of shape {list(c.shape)} has places of a block, and not of all tokens")
         else:
-            is_last = any(self._made.get(each) == FIRST for each in met if is_tensor(each))
+            is_last = any(self._label(each) == FIRST for each in met if is_tensor(each))
             dim = known[0] if len(known) == 1 else (-1 if is_last else -2) if is_of_input else None
             if dim is None and not self._numbers.lengths and self.is_of_image():
                 is_map = any(self.is_map(each) for each in met if is_tensor(each))
@@ -467,8 +492,18 @@ def is_constant(value: Any) -> bool:
     return isinstance(value, Parameter) or not value.requires_grad
 
 
+def _may_be_of_places(c: Tensor, x: Tensor) -> bool:
+    """Whether a constant differs along a dimension of ``x`` that may be that of its places, or joins such numbers."""
+    if any_carries(c) or c.ndim < 2:
+        return False
+    return any(_has_rows(c, dim) for dim in range(max(2 - x.ndim, -c.ndim), 0))
+
+
 def _moved(made: set[Any], call: Call, x: Any, out: Tensor) -> set[Any]:
     """Where the channels of a map are after a call."""
+    if made <= {UNSEEN, UNCLEAR}:
+        is_moved = any(word in call.name for word in (*SHAPES, "einsum", "__get__"))
+        return set() if is_moved or out.ndim != x.ndim else made
     if made == {FIRST} and 3 in (out.ndim, getattr(x, "ndim", 0)):  # one whose places are one dimension, as of a sound
         is_moved = any(word in call.name for word in (*SHAPES, "einsum", "__get__")) or out.ndim != x.ndim
         is_kept = call.name in KEEPING_FIRST and out.shape[:2] == x.shape[:2]

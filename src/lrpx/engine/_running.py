@@ -37,7 +37,7 @@ from lrpx.engine._positions import Positions
 from lrpx.engine._recompute import Layer
 from lrpx.engine._run import Run
 from lrpx.engine._taps import Tap
-from lrpx.engine._tensors import as_own
+from lrpx.engine._tensors import GIVEN, as_own
 from lrpx.engine._trace import Trace
 from lrpx.errors import LRPxError, MethodError, TraceError, UnknownOperationError
 
@@ -579,6 +579,7 @@ class _Seams:
         given = leaf.clone()
         if has_own_rule:
             given.data.copy_(value)
+        setattr(given, GIVEN, True)
         self.tensors.append((name, given, given._version, value.detach()))
         return given
 

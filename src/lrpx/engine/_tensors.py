@@ -32,6 +32,9 @@ LISTS = frozenset({tuple, list})
 CONSTANT = "_lrpx_constant"
 """The attribute of a leaf that a ledger makes of a constant."""
 
+GIVEN = "_lrpx_given"
+"""The attribute of numbers, such as pixels, as the model is given them."""
+
 FROM_INPUT = "_lrpx_from_input"
 """The attribute of a constant that was made of the model's input, and of the leaf that stands for one in a ledger.
 Where layers have rules by what they are, it tells whether that was made of attention weights."""
