@@ -924,3 +924,15 @@ def test_keys_that_are_joined_to_as_many_heads_as_features_are_no_positions() ->
 
     with pytest.raises(MethodError, match=r"nothing tells whether what is joined, .* is of the places"):
         of_pictures(place)
+
+
+@pytest.mark.parametrize("width", [16, 24])
+@pytest.mark.parametrize("how", ["multiplied", "multiplied, for all channels", "added, for all channels"])
+def test_a_table_of_a_map_that_is_no_summand_of_each_channel_is_refused(how: str, width: int) -> None:
+    """Of a square its columns were listed as places, as of biases of pairs; else it was a constant."""
+
+    def place(m: Seen, x: Tensor) -> Tensor:
+        return m.conv(x) + m.table if "added" in how else m.conv(x) * m.table
+
+    with pytest.raises(MethodError, match=r"nothing tells whether a table of shape .* is of the image's places"):
+        seen(place, noise(2, 3, 16, width, seed=4), 1, 1 if "all" in how else 8, 4, width // 4, kernel=(3, 4, 4))

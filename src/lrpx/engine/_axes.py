@@ -329,6 +329,8 @@ class Axes:
             return None
         if c.ndim < 2 or (max(c.shape[:-1]) == 1 and not of_scores):  # nearly always
             return None
+        if not of_scores:
+            self._refuse_of_map(c, met)
         is_for_all = c.ndim == len(shape) and self.is_of_image() and len(c) == self.rows() and bool((c == c[:1]).all())
         wide = [dim for dim in range(is_for_all - c.ndim, -1) if c.shape[dim] > 1]  # but for rows that are all alike
         known = [dim for dim in wide if c.shape[dim] in self._numbers.lengths and dim > -len(shape)]
@@ -362,6 +364,21 @@ class Axes:
         if is_unclear or (not is_pair and is_of_input and c.shape[-1] == c.shape[-2]):
             raise self.refusal(f"nothing tells which dimension of a table of shape {list(c.shape)} is the tokens'")
         return Axis((dim,), is_pair)
+
+    def _refuse_of_map(self, c: Tensor, met: Sequence[Any]) -> None:
+        """Refuse a table of a map's places that is multiplied with it, or added for all of its channels alike: of a
+        square it has the shape of biases of pairs.
+
+        Raises:
+            MethodError: it is one.
+        """
+        for x in met:
+            if is_tensor(x) and x.ndim == 4 and self.is_map(x):
+                dims = [dim for dim in self._dims_of_places(x) if dim >= -c.ndim and c.shape[dim] > 1]
+                if len(dims) > 1 and any(self._is_table(c, dim) for dim in dims):
+                    raise self.refusal(
+                        f"nothing tells whether a table of shape {list(c.shape)} is of the image's places"
+                    )
 
     def heads(self, value: Tensor, shape: Sequence[int], rows: int, axis: Axis) -> int | None:
         """Which dimension of what positions make is that of the heads: see :class:`Sink`.
