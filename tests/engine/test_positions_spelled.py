@@ -936,3 +936,11 @@ def test_a_table_of_a_map_that_is_no_summand_of_each_channel_is_refused(how: str
 
     with pytest.raises(MethodError, match=r"nothing tells whether a table of shape .* is of the image's places"):
         seen(place, noise(2, 3, 16, width, seed=4), 1, 1 if "all" in how else 8, 4, width // 4, kernel=(3, 4, 4))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_table_of_the_one_block_that_an_image_is_has_its_places(count: int) -> None:
+    """As NesT has in its last level, ``[B, 1, N, d]``: it was taken for one that is added to heads, and refused."""
+    found = of_pictures(lambda m, x: (x.flatten(2).mT[:, None] + m.table[None, None]).squeeze(1), count)
+    wanted = of_pictures(lambda m, x: x.flatten(2).mT + m.table)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)

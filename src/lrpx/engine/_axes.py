@@ -426,7 +426,8 @@ class Axes:
             MethodError: it is one.
         """
         is_of_heads = is_factor and len(shape) > 3 and not isinstance(c, Parameter)
-        is_of_heads |= not is_factor and not is_map and wide == [-2] and c.shape[-2:] == tuple(shape[-2:])
+        are_heads = len(shape) < 4 or shape[-3] > 1  # NesT's last level has one block of all places
+        is_of_heads |= not (is_factor or is_map) and are_heads and wide == [-2] and c.shape[-2:] == tuple(shape[-2:])
         is_turned = not is_factor and len(shape) == 3 and wide == [-3] and c.shape[-3] == shape[-3] > 1
         if len(wide) == 1 and c.shape[-1] > 1 and (is_of_heads or is_turned) and self._is_table(c, wide[0]):
             raise self.refusal(f"nothing tells whether a table of shape {list(c.shape)} is of the image's places")
