@@ -755,6 +755,25 @@ def test_what_a_function_in_pieces_gates_hangs_on_what_it_is(name: str) -> None:
     assert torch.allclose(together, surer, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("name", ["of two signs", "of one sign"])
+def test_what_a_choice_gates_is_the_same_for_one_number(name: str, recipe: lrpx.Recipe) -> None:
+    """Chosen by what is no step of it, for one feature of a text of one token alone, too."""
+
+    def chosen(a: Tensor, b: Tensor, _: Tensor) -> Tensor:
+        a, b = a[..., :1], b[..., :1]
+        return torch.where(a + b > 0, a.exp(), a.tanh() if name == "of two signs" else a.sigmoid())
+
+    def found(ids: Tensor) -> Tensor:
+        model = Model(lambda a, b, c: chosen(a, b, c) * F.silu(b))
+        with lrpx.propagate(model, recipe, observe=()) as trace:
+            trace.explain(model(ids)[:, -1, 0].sum())
+        return trace.source_relevance(trace.sources[0])
+
+    ids = torch.arange(WORDS)[:, None]
+    assert torch.allclose(torch.cat([found(each[None]) for each in ids]), found(ids), rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_sum_of_functions_of_a_function_that_was_moved_twice_is_one(recipe: str) -> None:
     def twice(a: Tensor, b: Tensor, _: Tensor) -> Tensor:

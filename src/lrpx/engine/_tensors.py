@@ -61,8 +61,11 @@ def whole_of(x: Tensor) -> Tensor:
 
 def single(like: Any, value: float) -> Tensor:
     """One number of as many dimensions, by which a function is asked what it does; ``like`` is a tensor, or what the
-    graph knows of one. A number also where a compiler traces the model, with its modes off."""
-    return torch.full((1,) * len(like.shape), value, dtype=like.dtype, device=like.device)
+    graph knows of one. A number also where a compiler traces the model, with its modes off. Of one more dimension than
+    a tensor that is one number itself: by its shape it is told from what the model computes."""
+    shape = (1,) * len(like.shape)
+    shape = (1, *shape) if shape == tuple(like.shape) else shape
+    return torch.full(shape, value, dtype=like.dtype, device=like.device)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
