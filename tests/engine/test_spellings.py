@@ -685,6 +685,14 @@ MOVED_APART: dict[str, tuple[Of, Of]] = {
         lambda a: torch.where(a.relu().mT > 0, -a.mT, a.mT).mT,
         lambda a: torch.where(a.relu() > 0, -a, a),
     ),
+    "pieces of one sign by a step": (
+        lambda a: torch.where(a.mT < 0.3, a.exp().mT, a.relu().mT).mT,
+        lambda a: torch.where(a < 0.3, a.exp(), a.relu()),
+    ),
+    "pieces by a step of a function": (
+        lambda a: F.silu(a).flip(-1).where(a.tanh().flip(-1) > 0.3, a.sigmoid().flip(-1)).flip(-1),
+        lambda a: torch.where(a.tanh() > 0.3, F.silu(a), a.sigmoid()),
+    ),
     "a sum": (lambda a: (F.elu(a).mT + (a - 0.5).mT).mT, lambda a: F.elu(a) + (a - 0.5)),
     "a difference": (lambda a: ((a + 1).mT - a.sigmoid().mT).mT, lambda a: (a + 1) - a.sigmoid()),
 }
@@ -695,6 +703,7 @@ MOVED_APART: dict[str, tuple[Of, Of]] = {
 def test_functions_that_were_moved_one_by_one_are_one_gate(name: str, recipe: lrpx.Recipe) -> None:
     moved, at_once = MOVED_APART[name]
     near(gated(moved), gated(at_once), recipe)
+    near(lambda a, b, _: moved(a) * F.silu(b), lambda a, b, _: at_once(a) * F.silu(b), recipe)
 
 
 def test_a_function_in_pieces_by_a_mask_may_be_moved() -> None:

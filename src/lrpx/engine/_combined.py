@@ -253,7 +253,7 @@ def in_pieces(
         else:
             if any(map(is_shifted, parts)) and run.recipe.activation not in PARTWISE:
                 run.refuse(MOVED)
-            _mark_apart(run, out, op, both)
+            _mark_apart(run, out, op, both, *step)
     if found is not None and (chosen := _by_step(run, found.root, functions, *step)) is not None:
         found = found._replace(op=chosen)
         write_note(out, found)
@@ -284,18 +284,24 @@ def mark_function(run: Any, out: Tensor, f: Function | None) -> None:
         mark_written(run.recipe, out, f.root, f.op)
 
 
-def _mark_apart(run: Any, out: Tensor, op: Op, both: Sequence[Function]) -> None:
-    """Mark ``out``, ``op`` of functions that were moved one by one, as the gate that it is."""
+def _mark_apart(
+    run: Any, out: Tensor, op: Op, both: Sequence[Function], of: Tensor | None = None, again: Op | None = None
+) -> None:
+    """Mark ``out``, ``op`` of functions that were moved one by one, or what a step of ``of``, that was moved as they
+    were, chooses of them, as the gate that it is."""
     if not takes_all(run.recipe):
         return
-    ways = [_moved.way(f.root) for f in both]
+    f, g = both
+    if of is not None and again is not None and of_same(run, f.root, of) is not None:
+        op, both = (lambda of, a, b: torch.where(again(of), a, b)), [function_of(of) or Function(of), f, g]
+    ways = [_moved.way(each.root) for each in both]
     known = [
-        Function(f.root, max(f.kind, way.kind), op=f.op if way.op is None else _after(way.op, f.op))
-        for f, way in zip(both, ways, strict=True)
+        Function(each.root, max(each.kind, way.kind), op=each.op if way.op is None else _after(way.op, each.op))
+        for each, way in zip(both, ways, strict=True)
     ]
     whole = _all(op, known)
     if not getattr(whole, _moved.MASKING, False):  # of which each place has another function
-        mark_function(run, out, Function(both[0].root, max(f.kind for f in known), op=whole))
+        mark_function(run, out, Function(f.root, max(each.kind for each in known), op=whole))
 
 
 def mark_chosen(run: Any, out: Tensor, parts: Sequence[Tensor], choose: Op) -> bool:
