@@ -241,11 +241,14 @@ def local_response_norm(x: Tensor, size: int, alpha: float = 1e-4, beta: float =
 
 
 def bounded(recipe: str) -> Callable[..., Any]:
-    """Under bounds that depend on the input a selection."""
+    """Under bounds that depend on the input a selection; of a number with one of them, it bounds that."""
 
     def written_out(x: Tensor, *bounds: Any, **named: Any) -> Tensor:
         both = (*bounds, *named.values())
         if any(isinstance(b, Tensor) and b.requires_grad for b in both):
+            (bound, *others) = (b for b in both if b is not None)
+            if not x.requires_grad and not others and len(x.unique()) == 1 and x.shape in ((), bound.shape):
+                return scaled(lambda b: torch.clamp(x, **dict.fromkeys(named, b)), bound)
             return torch.clamp(x, *bounds, **named)
         shape = torch.broadcast_shapes(x.shape, *(b.shape for b in both if isinstance(b, Tensor)))
         return scaled(lambda x: torch.clamp(x, *bounds, **named), x.expand(shape))

@@ -535,7 +535,7 @@ def _moved(made: set[Any], call: Call, x: Any, out: Tensor) -> set[Any]:
 
 def _has_rows(c: Tensor, dim: int) -> bool:
     """Whether a constant is numbers that differ along a dimension, and no mask."""
-    if not (c.is_floating_point() or c.is_complex()):
+    if not (c.is_floating_point() or c.is_complex()) or not c.numel():
         return False
     is_mask = not c.is_complex() and bool(((c == c.min()) | (c == c.max())).all())
     return not is_mask and bool((c != c.narrow(dim, 0, 1)).any())
