@@ -22,6 +22,7 @@ from lrpx.errors import ResultFileError
 from lrpx.methods import Backward
 from lrpx.rules import Gamma
 from lrpx.runs import Store
+from tests.work import calls_of
 
 SENTENCES = Path(__file__).parent / "data" / "sentences.conllu"
 COMMAND = ["lrpx", "benchmark", "sva", "--data", str(SENTENCES), "--out", "out", "--part", "2"]
@@ -174,16 +175,12 @@ def again(explainer, tmp_path):
     """Run the benchmark in a folder, with two methods: how many samples were explained anew."""
 
     def call(methods=("lrp", "attnlrp"), batch_size=32, metrics=None, **options):
-        calls, done = [], []
+        done = []
         benchmark = Agreement([SENTENCES], **options)
         run = Run(benchmark, explainer.bound, methods, metrics, batch_size=batch_size, part=4)
-        handle = explainer.model.register_forward_pre_hook(lambda _, __, given: calls.append(given), with_kwargs=True)
-        try:
-            with keep(run, tmp_path) as kept:
-                kept.explain(done.append)
-                benchmark.report(kept.store)
-        finally:
-            handle.remove()
+        with calls_of(explainer.model) as calls, keep(run, tmp_path) as kept:
+            kept.explain(done.append)
+            benchmark.report(kept.store)
         assert sum(done) == len(run)
         return sum(len(given["input_ids"]) for given in calls) // 2
 
