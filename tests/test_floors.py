@@ -17,6 +17,7 @@ FLOORS = {
     "hooks": 0,
     "holding": 1,
     "intervening": 1,
+    "kept": 1,
     "kernels": 0,
     "ledger": 0,
     "modules": 0,

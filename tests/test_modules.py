@@ -13,7 +13,8 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from lrpx._modules import held_in, named_modules
+from lrpx._kept import held_in
+from lrpx._modules import named_modules
 
 SIZES = {
     GPT2LMHeadModel: GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=11),

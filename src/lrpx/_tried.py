@@ -20,7 +20,8 @@ from lrpx import tasks
 from lrpx._dropping import can_drop, can_tell, proven, told_apart, with_another_end
 from lrpx._holding import PLACES
 from lrpx._intervening import intervened, intervened_at, without_interventions
-from lrpx._modules import argument_names, as_it_was, unpacked
+from lrpx._kept import as_it_was
+from lrpx._modules import argument_names, unpacked
 from lrpx._padding import end_of
 from lrpx.errors import ModelError, NonFiniteError
 from lrpx.questions import Question, Questions

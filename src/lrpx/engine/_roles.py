@@ -249,7 +249,7 @@ def attend(run: Any, out: Any, *factors: Any, summed: Sequence[int | None] = ())
             if getattr(factor, "grad_fn", None) is not None:
                 _tell(factor.grad_fn, SCORES if mark_of(factor) == ROUTED else "")
             else:
-                _tell_of(getattr(factor, FROM_INPUT, None))
+                _tell_of(getattr(factor, FROM_INPUT, None) if mark_of(factor) == WEIGHTS else None)
     return out
 
 

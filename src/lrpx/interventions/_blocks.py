@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lrpx._hooks import captures, hooks, plainly
 from lrpx._intervening import Intervening, interventions
-from lrpx._modules import HOLDERS, held_in, named_modules
+from lrpx._kept import HOLDERS, held_in
+from lrpx._modules import named_modules
 from lrpx.engine._book import storage_of
 from lrpx.engine._observer import first_given, first_tensor
 from lrpx.engine._running import with_other

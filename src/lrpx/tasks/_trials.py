@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from lrpx._hooks import hooks
 from lrpx._intervening import without_interventions
-from lrpx._modules import as_it_was
+from lrpx._kept import as_it_was
 from lrpx.errors import InputError
 from lrpx.tasks._changes import WRAPPERS, around_head, home_of, is_believed, is_theirs
 from lrpx.tasks._logits import at, compared, logits_of, named, only_rows

@@ -14,7 +14,8 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from lrpx import tasks
 from lrpx._hooks import hooks
-from lrpx._modules import adapted_layers, as_it_was, layers, named_modules
+from lrpx._kept import as_it_was
+from lrpx._modules import adapted_layers, layers, named_modules
 from lrpx.engine import propagate
 from lrpx.engine._book import storage_of
 from lrpx.engine._observer import first_given, first_tensor
