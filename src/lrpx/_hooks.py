@@ -29,6 +29,14 @@ def is_own(hook: Any) -> bool:
     return str(getattr(hook, "__module__", None)).startswith("lrpx.")
 
 
+def capture_last(module: Module) -> None:
+    """Let transformers keep what a module gives (``output_hidden_states``) behind what changes it."""
+    held: Any = module._forward_hooks
+    for number, hook in list(held.items()):
+        if captures(hook):
+            held.move_to_end(number)
+
+
 def keep_instead(module: Module, value: Any, other: Any) -> None:
     """Have transformers keep what is written in the place of what a module gave, where it has kept that already: a hook
     of the user's that changes nothing may stand between its own and the one that writes."""
@@ -59,11 +67,9 @@ class Hooks:
         were first asked for."""
         self._known.append((module, hook))
         module.register_forward_hook(hook, **how)
-        held: Any = module._forward_hooks
-        behind = list(dropwhile(lambda each: not captures(each[1]), held.items()))
-        if all(captures(each) or is_own(each) for _, each in behind):
-            for number in (number for number, each in behind if captures(each)):
-                held.move_to_end(number)
+        behind = dropwhile(lambda each: not captures(each), [*module._forward_hooks.values()])
+        if all(captures(each) or is_own(each) for each in behind):
+            capture_last(module)
 
     def remove(self) -> None:
         """Take all of them off; what was interrupted in it is done by doing it again."""

@@ -129,9 +129,14 @@ def settings_of(kind: str, things: Mapping[str, object]) -> dict[str, str]:
     >>> settings_of("metric", {"RMA": object()})
     {}
     """
-    digests = {name: digest_of(thing) for name, thing in things.items()}
-    told = {name: "code" if _registered(thing) is None else "script" for name, thing in things.items()}
-    return {f"{told[name]} of the {kind} {name}": digest for name, digest in digests.items() if digest is not None}
+    found: dict[str, str] = {}
+    for name, thing in things.items():
+        told, digest = "script", _registered(thing)
+        if digest is None:
+            told, digest = "code", digest_of_code(thing)
+        if digest is not None:
+            found[f"{told} of the {kind} {name}"] = digest
+    return found
 
 
 def _run(path: Path, error: type[LRPxError]) -> tuple[str, bytes]:

@@ -517,13 +517,12 @@ def _may_be_of_places(c: Tensor, x: Tensor) -> bool:
     return any(_has_rows(c, dim) for dim in range(max(2 - x.ndim, -c.ndim), 0))
 
 
-def _moved(made: set[Any], call: Call, x: Any, out: Tensor) -> set[Any]:
-    """Where the channels of a map are after a call."""
+def _moved(made: set[Any], call: Call, x: Tensor, out: Tensor) -> set[Any]:
+    """Where the channels of a map ``x`` are after a call."""
+    is_moved = any(word in call.name for word in (*SHAPES, "einsum", "__get__")) or out.ndim != x.ndim
     if made <= {UNSEEN, UNCLEAR}:
-        is_moved = any(word in call.name for word in (*SHAPES, "einsum", "__get__"))
-        return set() if is_moved or out.ndim != x.ndim else made
-    if made == {FIRST} and 3 in (out.ndim, getattr(x, "ndim", 0)):  # one whose places are one dimension, as of a sound
-        is_moved = any(word in call.name for word in (*SHAPES, "einsum", "__get__")) or out.ndim != x.ndim
+        return set() if is_moved else made
+    if made == {FIRST} and 3 in (out.ndim, x.ndim):  # one whose places are one dimension, as of a sound
         is_kept = call.name in KEEPING_FIRST and out.shape[:2] == x.shape[:2]
         return made if out.ndim in (3, 4) and (is_kept or not is_moved) else set()
     if call.name == "permute" and made == {FIRST}:

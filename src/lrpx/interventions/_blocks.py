@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lrpx._hooks import captures, hooks, plainly
+from lrpx._hooks import capture_last, hooks, plainly
 from lrpx._intervening import Intervening, interventions
 from lrpx._kept import HOLDERS, held_in
 from lrpx._modules import named_modules
@@ -184,7 +184,7 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
                     on.before(modules[path], entered(path), with_kwargs=True)
                 else:
                     on.after(modules[path], left(path))
-                    _capture_last(modules[path])
+                    capture_last(modules[path])
             for scope in scopes:
                 on.after(modules[scope], ends(within[scope]))
             yield
@@ -192,15 +192,6 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
             here.pop(id(tap), None)
             for path, before in order.items():
                 _put_in_order(modules[path], before)
-
-
-def _capture_last(module: Module) -> None:
-    """Let transformers keep what a module gives (``output_hidden_states``) behind what changes it: its hook is there
-    for good from the first call that asks."""
-    held: Any = module._forward_hooks
-    for number, hook in list(held.items()):
-        if captures(hook):
-            held.move_to_end(number)
 
 
 def _put_in_order(module: Module, before: Sequence[int]) -> None:
