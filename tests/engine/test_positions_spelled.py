@@ -160,6 +160,22 @@ def test_positions_that_are_multiplied_and_added_by_one_function_are_refused(add
         found(Model(add, turned_as_one), IDS, MASK)
 
 
+@pytest.mark.parametrize(
+    "meet",
+    [
+        lambda x, table, n: torch.maximum(x, table[:n]),
+        lambda x, table, n: torch.where(x > 0, x, table[:n]),
+        lambda x, table, n: torch.stack([x, table[:n].expand_as(x)]).sum(0),
+        lambda x, table, n: torch.index_add(x, 1, torch.arange(n), table[:n].expand_as(x)),
+    ],
+    ids=["maximum", "where", "stack", "index_add"],
+)
+def test_a_table_that_meets_the_tokens_otherwise_than_by_a_sum_is_refused(meet: Callable[..., Tensor]) -> None:
+    """Beside other positions it was a constant."""
+    with pytest.raises(MethodError, match=r"differs by place.*positions|neither a sum nor a product"):
+        found(Model(meet, turned_as_one), IDS, MASK)
+
+
 def test_positions_that_are_counted_from_the_last_key_do_not_hang_on_padding() -> None:
     """MPT's ALiBi is 0 at the last key, which is padding in a shorter row of a batch."""
     with torch.random.fork_rng():
@@ -825,8 +841,39 @@ def test_a_table_that_meets_an_images_heads_is_refused(is_factor: bool, count: i
         table = m.table.detach()[:, :4].clone().expand(len(x), 1, -1, -1)
         return (heads * table if is_factor else heads + table).transpose(1, 2).flatten(2)
 
-    with pytest.raises(MethodError, match=r"nothing tells whether a table of shape .* is of the image's places"):
+    with pytest.raises(MethodError, match=r"nothing tells whether what differs by place, .* is positions"):
         of_pictures(place, count)
+
+
+LEFT: dict[str, Callable[[Pictured, Tensor], Tensor]] = {
+    "a factor of each place": lambda m, x: x.flatten(2).mT * m.table.detach()[:, :1].exp(),
+    "a factor of each place, channels first": lambda m, x: (x.flatten(2) * m.table.detach()[:, 0].exp()).mT,
+    "a factor of each row": lambda m, x: (x * m.rows.detach()[:, :1].exp()).flatten(2).mT,
+    "numpy's": lambda m, x: x.flatten(2).mT * torch.tensor(m.table.detach().numpy() + 2).exp(),
+    "the larger": lambda m, x: torch.maximum(x.flatten(2).mT, m.table),
+    "a choice": lambda m, x: torch.where(x.flatten(2).mT > 0, x.flatten(2).mT, m.table),
+    "stacked": lambda m, x: torch.stack([x[0].flatten(1).mT, m.table]).sum(0)[None],
+    "in columns": lambda m, x: x.flatten(2).permute(2, 0, 1).add(m.table[:, None]).transpose(0, 1),
+    "of tiles": lambda m, x: (x.flatten(2).mT[:, None] + m.table).flatten(1, 2),
+}
+
+
+@pytest.mark.parametrize("how", LEFT)
+def test_what_differs_by_place_and_is_not_known_to_be_positions_is_refused(how: str) -> None:
+    """Beside other positions it was a constant."""
+    with pytest.raises(MethodError, match=r"nothing tells whether"):
+        of_pictures(lambda m, x: LEFT[how](m, x) + m.table)
+
+
+def test_what_a_channel_or_a_head_has_is_no_position() -> None:
+    """As layers' scales and normalisations, and the scales and biases of heads, in as many as there are places."""
+
+    def place(m: Pictured, x: Tensor) -> Tensor:
+        x = (x * m.table[:8, :1, None].exp() + m.table[:8, 1:2, None]).flatten(2) * m.table[:8, 2:3]
+        heads = (x.mT * m.table[0] + m.table).unflatten(-1, (4, 2)).transpose(1, 2) + m.rows[:, None, :2]
+        return (heads * m.rows[:, None, :1]).transpose(1, 2).flatten(2)
+
+    assert len(of_pictures(place)) == 16
 
 
 class Seen(nn.Module):

@@ -346,9 +346,6 @@ class Axes:
         else:
             is_last = any(self._label(each) == FIRST for each in met if is_tensor(each))
             dim = known[0] if len(known) == 1 else (-1 if is_last else -2) if is_of_input else None
-            if dim is None and not self._numbers.lengths and self.is_of_image():
-                is_map = any(self.is_map(each) for each in met if is_tensor(each))
-                self._refuse_kept(c, shape, wide, is_factor=is_factor, is_map=is_map)
         whole = whole_of(c)
         is_whole_table = is_pair and whole.numel() == c.numel()  # for pairs that were one dimension
         if dim is None or not (c.shape[dim] in whole.shape or is_whole_table) or not self._is_table(c, dim):
@@ -379,6 +376,38 @@ class Axes:
                     raise self.refusal(
                         f"nothing tells whether a table of shape {list(c.shape)} is of the image's places"
                     )
+
+    def refuse_left(self, c: Tensor, met: Sequence[Any], shape: Sequence[int]) -> None:
+        """Refuse a constant by which places may be told, and that nothing has taken for positions.
+
+        Of a text, a table of the model with a row for each token. Of an image, whatever differs along another dimension
+        than that of the channels, or of the heads if it is learned, is no mask and was not made of the input.
+
+        Args:
+            c: the constant.
+            met: what it meets.
+            shape: of what it makes with what depends on the input.
+
+        Raises:
+            MethodError: it is such a constant.
+        """
+        mark = self._numbers.mark(c)
+        if not self._is_everywhere or not self._run.is_in_module() or (mark is not None and not mark.is_table):
+            return
+        is_model = self.is_of_model(c)
+        if self._numbers.is_of_input(c) or (self._numbers.is_given(c) and not is_model):
+            return
+        dims = set(range(-c.ndim, 0))
+        labels = {self._label(each) for each in met if is_tensor(each)}
+        if lengths := self._numbers.lengths:
+            dims = {dim for dim in dims if dim < -1 and is_model and 1 < c.shape[dim] in lengths}
+        elif self.is_of_image():
+            dims.discard(1 - len(shape) if FIRST in labels else -1)
+        are_heads = bool(labels & {SCORES, WEIGHTS}) or (not lengths and self._is_learned(c) and c.shape[-2:-1] == (1,))
+        if are_heads and len(shape) > 3:
+            dims.discard(-3)
+        if any(_has_rows(c, dim) for dim in dims):
+            raise self.refusal(f"nothing tells whether what differs by place, of shape {list(c.shape)}, is positions")
 
     def heads(self, value: Tensor, shape: Sequence[int], rows: int, axis: Axis) -> int | None:
         """Which dimension of what positions make is that of the heads: see :class:`Sink`.
@@ -415,22 +444,6 @@ class Axes:
         dims = [dim for dim in range(-c.ndim, 0) if dim != -len(shape) and c.shape[dim] in self._numbers.lengths]
         most = c.abs()
         return all(bool(((c == 0) | (most == most.amax(dim, keepdim=True))).all()) for dim in dims)
-
-    def _refuse_kept(
-        self, c: Tensor, shape: Sequence[int], wide: Sequence[int], *, is_factor: bool, is_map: bool
-    ) -> None:
-        """Refuse a table that is multiplied with an image's heads, as angles that were kept are, or added to them, or
-        to rows that come after the places.
-
-        Raises:
-            MethodError: it is one.
-        """
-        is_of_heads = is_factor and len(shape) > 3 and not isinstance(c, Parameter)
-        are_heads = len(shape) < 4 or shape[-3] > 1  # NesT's last level has one block of all places
-        is_of_heads |= not (is_factor or is_map) and are_heads and wide == [-2] and c.shape[-2:] == tuple(shape[-2:])
-        is_turned = not is_factor and len(shape) == 3 and wide == [-3] and c.shape[-3] == shape[-3] > 1
-        if len(wide) == 1 and c.shape[-1] > 1 and (is_of_heads or is_turned) and self._is_table(c, wide[0]):
-            raise self.refusal(f"nothing tells whether a table of shape {list(c.shape)} is of the image's places")
 
     def refuse_choice(self, call: Call) -> None:
         """Refuse a look-up by whole numbers that are another for each token, and nobody's.
@@ -483,9 +496,13 @@ class Axes:
         if c.shape[-1] != c.shape[-2] and x.ndim == c.ndim == 3 and x.shape[-2] in self._numbers.lengths:
             return False
         places = [dim for dim in range(-c.ndim, -2) if c.shape[dim] > 1 and c.shape[dim] in self._numbers.lengths]
-        if not places or storage_of(c) in set(map(storage_of, self._model.parameters())):
+        if not places or self._is_learned(c):
             return False
         return any(self._is_table(c, dim) for dim in places)
+
+    def _is_learned(self, c: Tensor) -> bool:
+        """Whether a constant is a parameter of the model, or a view of one."""
+        return storage_of(c) in set(map(storage_of, self._model.parameters()))
 
     def _memory(self) -> frozenset[int]:
         """Where the tensors of the model are."""

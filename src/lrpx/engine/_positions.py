@@ -52,6 +52,11 @@ INPUT = "input"
 BESIDE = frozenset("cat concat concatenate stack hstack vstack dstack".split())
 ADDING = frozenset("addmm baddbmm addbmm addmv addr addcmul addcdiv addmm_ baddbmm_ addbmm_ addmv_ addr_".split())
 """Functions that add their first argument to a product of the others; all but the last two, scores to a bias."""
+COMBINING = frozenset(
+    "maximum max minimum min fmax fmin where clamp clip hypot logaddexp logaddexp2 complex polar atan2 pow "
+    "index_add index_add_ scatter_add scatter_add_ index_put index_put_".split()
+)
+"""Functions in which a table with a row for each place would count, beside sums and products."""
 CHOOSING = ("gather", "take_along_dim", "__getitem__")
 ATTENTION = "scaled_dot_product_attention"
 PRODUCTS = ("product", "linear", "convolution", "matmul")
@@ -277,6 +282,9 @@ class Positions(Tap):
             x = next((each for each in args[0] if any_carries(each)), None)
             # what is learned and joined to the tokens are tokens, as registers are, and no table
             are_features = x is not None and self._axes.joins_features(call, x)
+            for each in args[0] if name == "stack" else ():
+                if x is not None and is_constant(each):
+                    self._axes.refuse_left(each, [x], x.shape)
             made = [
                 self._joined_to(x, each, args[0], are_features=are_features) if is_constant(each) else each
                 for each in args[0]
@@ -286,9 +294,15 @@ class Positions(Tap):
             self._refuse_within(call, [each for each in (*args, *kwargs.values()) if is_tensor(each)])
         if call.operation is not None and (call.operation.kind in PRODUCTS or name in DIVISIONS):
             return args, kwargs  # products ask by themselves; a divisor is a normaliser
-        for each in (*args, *kwargs.values()):
-            if is_tensor(each) and each.is_floating_point() and not any_carries(each) and self._numbers.varies(each):
+        given = tensors_in((*args, *kwargs.values()))
+        met = [each for each in given if any_carries(each)]
+        for each in given:
+            if not each.is_floating_point() or any_carries(each):
+                continue
+            if self._numbers.varies(each):
                 raise self._axes.refusal(f"positions go into torch's {name!r}, which is neither a sum nor a product")
+            if name in COMBINING and not (is_in_place(name) and each is args[0]):
+                self._axes.refuse_left(each, met, _shape_of(*(one.shape for one in (*met, each))))
         return args, kwargs
 
     def _refuse_within(self, call: Call, given: Sequence[Tensor]) -> None:
@@ -424,11 +438,10 @@ class Positions(Tap):
         axis = None if is_known else self._axes.axis_of_rows(value, x)
         axis = self._axes.axis(value, [x], shape) if axis is None and self._is_everywhere else axis
         axis = self._axes.axis_of_rows(value, x) if axis is None else axis
-        return (
-            value
-            if axis is None
-            else self._sink(value, [x], shape, x.dtype, axis, is_added=len(shape) == 4 or axis.is_scores)
-        )
+        if axis is None:
+            self._axes.refuse_left(value, [x], shape)
+            return value
+        return self._sink(value, [x], shape, x.dtype, axis, is_added=len(shape) == 4 or axis.is_scores)
 
     def _joined_to(self, x: Tensor | None, value: Tensor, met: Sequence[Any], *, are_features: bool) -> Tensor:
         """A constant that is put beside others, and ``x``: as a leaf, if it is positions.
@@ -442,6 +455,8 @@ class Positions(Tap):
             return self._sink(value, met, value.shape, dtype, axis)
         is_table = are_features and bool(self._numbers.lengths)
         if not is_table and not self._axes.is_of_places(value):
+            if x is not None and are_features:
+                self._axes.refuse_left(value, [x], x.shape)
             return value
         added: Tensor = self._added(value, met, value.shape, dtype)
         may_be_tokens = x is not None and x.shape[-1] in self._numbers.lengths and self._numbers.mark(value) is None
@@ -457,6 +472,8 @@ class Positions(Tap):
         positions."""
         axis = self._axes.axis(value, met, shape, is_scores=is_scores) if is_constant(value) else None
         if axis is None:
+            if is_constant(value):
+                self._axes.refuse_left(value, met, shape)
             return value
         return self._sink(value, met, shape, dtype, axis, is_added=len(shape) == 4 or axis.is_scores)
 
@@ -469,6 +486,7 @@ class Positions(Tap):
         shape = _shape_of(constant.shape, x.shape)
         axis = self._axes.axis(constant, [x], shape, is_factor=True)
         if axis is None:
+            self._axes.refuse_left(constant, [x], shape)
             return None
         leaf = self._sink(constant, [x], shape, x.dtype, axis, is_factor=True)
         op = func if constant is a else lambda position, signal: func(signal, position)
