@@ -13,7 +13,8 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from lrpx._kept import held_in
+from lrpx import _kept
+from lrpx._kept import as_it_was, held_in
 from lrpx._modules import named_modules
 
 SIZES = {
@@ -42,3 +43,24 @@ def test_what_an_optimizer_keeps_is_no_modules_own():
     module(torch.ones(2)).sum().backward()
     module.optimizer.step()
     assert [each.shape for each in held_in([module]) if type(each) is torch.Tensor] == [(3,)]
+
+
+def test_an_interruption_while_all_is_put_back_leaves_nothing(monkeypatch):
+    module = torch.nn.Linear(2, 2)
+    module.cache, module.calls = {3: torch.zeros(3)}, 0
+    own = _kept._attributes
+
+    def interrupt(_):
+        monkeypatch.setattr(_kept, "_attributes", own)
+        raise KeyboardInterrupt
+
+    def tried():
+        with as_it_was(module):
+            module.cache[7], module.calls = torch.zeros(7), 1
+            module.cache[3].add_(1)
+            monkeypatch.setattr(_kept, "_attributes", interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        tried()
+    assert list(module.cache) == [3]
+    assert (module.calls, float(module.cache[3].sum())) == (0, 0.0)

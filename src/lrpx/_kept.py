@@ -44,7 +44,11 @@ def as_it_was(model: Module) -> Iterator[None]:
         try:
             yield
         finally:
-            kept.put_back()
+            try:
+                kept.put_back()
+            except BaseException:  # Ctrl-C in the midst of it
+                kept.put_back()
+                raise
 
 
 class _Keeping:
