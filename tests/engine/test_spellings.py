@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lrpx
 from lrpx.errors import UnknownOperationError
-from lrpx.recipes import GIM, LRP_CHEFER
+from lrpx.recipes import ATTNLRP_VIT, GIM, LRP_CHEFER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -1489,6 +1489,12 @@ CHUNKS: dict[str, Of] = {
     "logsumexp": lambda one, other, a, b: (
         torch.stack([one, other]) * ((both := torch.stack([a, b])) - both.logsumexp(0)).exp()
     ).sum(0),
+    "a softplus": lambda one, other, a, b: (a - (both := a + F.softplus(b - a))).exp() * one + (b - both).exp() * other,
+    "a logsigmoid": lambda one, other, a, b: one + (b - (a - F.logsigmoid(a - b))).exp() * (other - one),
+    "their largest": lambda one, other, a, b: (
+        (a - (both := (m := torch.maximum(a, b)) + ((a - m).exp() + (b - m).exp()).log())).exp() * one
+        + (b - both).exp() * other
+    ),
     "sigmoids": lambda one, other, a, b: one * torch.sigmoid(a - b) + (b - a).sigmoid() * other,
     "a ring": lambda one, other, a, b: one - torch.sigmoid(b - a) * (one - other),
     "an einsum": lambda one, other, a, b: torch.einsum(
@@ -1500,9 +1506,24 @@ CHUNKS: dict[str, Of] = {
 @pytest.mark.parametrize("name", CHUNKS)
 def test_attention_that_is_put_together_of_chunks_is_refused(name: str) -> None:
     attention = in_chunks(CHUNKS[name])
-    with pytest.raises(UnknownOperationError, match="run attention at once"):
+    with pytest.raises(UnknownOperationError, match=r"run attention at once|torch\.softmax"):
         relevance(attention, lrpx.ATTNLRP)
     agree(attention, lambda q, k, v: scores(q, k).softmax(-1) @ v, "lrp")  # the values take all
+
+
+def test_layers_of_exponentials_over_one_another_are_refused_under_a_rule_for_layers() -> None:
+    """The attention-free transformer (Zhai et al. 2021), whose weights of places are a matrix of constants."""
+    weights = noise(LENGTH, LENGTH, seed=33)
+    free = lambda q, k, v: torch.sigmoid(q) * ((weights.exp() @ (k.exp() * v)) / (weights.exp() @ k.exp()))  # noqa: E731
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        shares = (weights[..., None] + k[:, None]).softmax(2)
+        return torch.sigmoid(q) * torch.einsum("btsd,bsd->btd", shares, v)
+
+    for recipe in RECIPES:
+        agree(free, attention, recipe)
+    with pytest.raises(UnknownOperationError, match="under a rule for layers"):
+        relevance(free, ATTNLRP_VIT)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -1612,7 +1633,7 @@ def test_the_largest_of_logarithms_normalises_nothing(name: str) -> None:
         m = s.amax(1, keepdim=True) if name == "amax" else s.max(1, keepdim=True).values
         return (e := (s - m).exp()) / e.sum(1, keepdim=True)
 
-    with pytest.raises(UnknownOperationError, match="exp of a sum that logarithms are in"):
+    with pytest.raises(UnknownOperationError, match="exp of what the logarithm of a sum"):
         relevance(by(written), lrpx.ATTNLRP)
     agree(by(lambda s: (e := s.exp()) / e.sum(1, keepdim=True)), by(lambda s: s.softmax(1)), "attnlrp")
 

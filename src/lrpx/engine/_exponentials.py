@@ -218,6 +218,10 @@ def plain_of_exponentials(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
+LAYERED = "lrpx layer of exponentials"
+"""What the node of the graph is marked with that made a layer of exponentials, under a rule for layers."""
+
+
 def layered(run: Any, func: Any, out: Any, args: Any, kwargs: Any) -> None:
     """``out = func(*args, **kwargs)``, a product with a constant: of exponentials, a sum of them with weights."""
     if not isinstance(out, Tensor) or not carries(out) or noted(out) is not None:
@@ -228,6 +232,8 @@ def layered(run: Any, func: Any, out: Any, args: Any, kwargs: Any) -> None:
         return
     constants = [x for x, each in given if isinstance(x, Tensor) and each is None]
     adds_up = len(constants) == 1 and _adds_up(constants[0])
+    if run.recipe.linear is not rules.unmodified and not adds_up:
+        _mark_layer(out)
     if not (found[0][0].terms <= OTHERS or adds_up):  # a layer of a product with values
         return
     if run.recipe.linear is rules.unmodified:
@@ -236,6 +242,13 @@ def layered(run: Any, func: Any, out: Any, args: Any, kwargs: Any) -> None:
             made[0].is_weighed = True
     elif adds_up:
         keep_exponents(func, out, args, kwargs, SUMMED)
+
+
+def _mark_layer(out: Any) -> Any:
+    node: Any = out.grad_fn
+    if node is not None:
+        node.metadata[LAYERED] = True
+    return out
 
 
 def _adds_up(constant: Any) -> bool:
@@ -295,7 +308,7 @@ def multiplied(run: Any, op: Op, out: Any, a: Any, b: Any, again: Op | None = No
             state = SUMMED
         elif run.recipe.linear is not rules.unmodified:
             if found[1] > WEIGHTED or not _adds_up(constant):
-                return out
+                return _mark_layer(out)
             state = max(found[1], SUMMED)
     else:
         leaf = Leaf(value, is_value=True)

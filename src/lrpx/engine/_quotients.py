@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lrpx import _kernels, rules
 from lrpx.engine import _factors, _roles
-from lrpx.engine._exponentials import DIRECT
+from lrpx.engine._exponentials import DIRECT, LAYERED
 from lrpx.engine._gates import EXPONENTIAL, gate_strength
 from lrpx.engine._notes import (
     INVERSE,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 
 UNKNOWN = "division, of what exponentials are in, by a sum of exponentials"
+LAYERS = "division of a layer's output by another's, of exponentials both, under a rule for layers"
 RATIO = "division of one exponential by another, for exp of the difference"
 
 
@@ -59,6 +60,8 @@ def quotient(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
         op = partial(_swapped, op)
     is_divisor = below is not None and (below[1] in (SUMMED, INVERSE) or sums_nothing_else(below, b))
     if not (is_divisor or _is_sum_of_one(above, below)):
+        if _are_layered(run, a, b):
+            return refused(run, LAYERS, op, a, b)
         if below is not None or gate_strength(b) != EXPONENTIAL:
             return None
     elif above is not None and above[1] <= WEIGHTED:
@@ -85,6 +88,11 @@ def quotient(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
         if (direct := _directly(run, op, a, b)) is not None or (direct := _attended(run, op, a, b, made)) is not None:
             return direct
     return refused(run, UNKNOWN, op, a, b) if _divided(run, a) else None
+
+
+def _are_layered(run: Any, a: Tensor, b: Tensor) -> bool:
+    """Whether a rule for layers has shared weighted sums of exponentials, one of which is divided by the other."""
+    return run.asks_for_weights and all(reaches(x.grad_fn, lambda node: LAYERED in node.metadata) for x in (a, b))
 
 
 def times_inverse(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:

@@ -25,6 +25,7 @@ from lrpx.engine._notes import (
     Note,
     leaves_of,
     noted,
+    raised,
     reaches,
     remade,
     unchanged,
@@ -120,12 +121,20 @@ def exponential_of_normalised(run: Any, op: Op, x: Tensor) -> Tensor | None:
     """``op(x)``, an exponential, if that is a softmax: ``x`` is ``z − log Σ exp z``."""
     found = noted(x)
     if found is None or found[1] != NORMALISED:
-        if run.has_scales and (found is None or found[1] != LOG) and reaches(x.grad_fn, is_logarithm):
+        if run.has_scales and not _rises(x, found) and reaches(x.grad_fn, is_logarithm):
             return refused(run, "exp of what the logarithm of a sum of exponentials was taken off", op, x)
         return None
     made = Made(op, found[0])
     softmax = softmax_of(run, op(x.detach()), made)
     return refused(run, "exp of a log-softmax", op, x) if softmax is None else softmax
+
+
+def _rises(x: Tensor, found: tuple[Made, int] | None) -> bool:
+    """Whether ``x`` is made of logarithms of sums of exponentials alone, and more where all exponents are: no
+    difference of two, whose exponential is a weight."""
+    if found is None or found[1] != LOG:
+        return False
+    return type(x) is not Tensor or not torch.allclose(raised(found[0]), x.detach(), rtol=0.0, atol=2.0**-4)
 
 
 def logarithm_of_sum(run: Any, op: Op, x: Any) -> Tensor | None:
