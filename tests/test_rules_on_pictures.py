@@ -776,6 +776,18 @@ ADAPTED = {
     "of some tokens": lambda m, x: m.plain(x).index_add(1, torch.tensor([1, 4]), m.up(m.down(x[:, [1, 4]]))),
     "put beside zeros": lambda m, x: m.plain(x) + torch.nn.functional.pad(m.up(m.down(x))[..., :5], (0, 3)),
     "one after another": lambda m, x: sum([m.plain(x), m.up(m.down(x)), m.other_up(m.other_down(x))]),
+    "by a weight that is computed": lambda m, x: (
+        m.plain(x) + 0.5 * torch.nn.functional.linear(x, m.up.weight @ m.down.weight)
+    ),
+    "by one, and another": lambda m, x: (
+        m.plain(x) + (torch.nn.functional.linear(x, m.up.weight @ m.down.weight) + m.other_up(m.other_down(x)))
+    ),
+    "with its own matrix called again": lambda m, x: (
+        m.plain(x) + (0.3 * torch.nn.functional.linear(x, m.weight) + 0.5 * m.up(m.down(x)))
+    ),
+    "beside a weight that is computed": lambda m, x: (
+        torch.nn.functional.linear(x, 1.0 * m.weight, m.bias) + 0.5 * m.up(m.down(x))
+    ),
     "addmm": lambda m, x: torch.addmm(m.plain(x)[0], m.down(x)[0], m.up.weight.T)[None],
 }
 

@@ -64,6 +64,8 @@ def linear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return _moved.made_by_layer(out, x, given)
     if run.asks_for_weights:
         out = _biases.layered(run, "linear", func, x, weight, bias, _biases.LAST)
+        if run.asks_for_places:
+            _roles.made_by(out, given[1])
     else:
         out = run.apply("linear", func, x, weight, bias)
     if run.has_scales:

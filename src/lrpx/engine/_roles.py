@@ -22,7 +22,7 @@ from lrpx._kinds import rule_name
 from lrpx.engine import _origins, _overrides
 from lrpx.engine._nodes import COPY, NORM, OWN, SCALES, SHAPES, SUMS, kind
 from lrpx.engine._origins import ATTENDED, LEAF, PRODUCTS, dimension, shape
-from lrpx.engine._tensors import CONSTANT, FROM_INPUT, is_tensor, tensors_in
+from lrpx.engine._tensors import CONSTANT, FROM_INPUT, is_parameter, is_tensor, tensors_in
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ MIXED = "lrpx mixed"
 OUTWARD = "lrpx outward"
 """What the node of an output projection is marked with; and what holds, at that of a layer after one, its choice."""
 
+PARAMETER = "lrpx parameter"
+"""What holds, at the node of a layer, which parameter its weight is; None of one that was computed."""
 OTHER = "other"
 """What stands for what a convolution or attention has given, among layers."""
 SCORES, SUMMED = "scores", "summands of scores"
@@ -228,6 +230,13 @@ def _into_attention(run: Any, what: str, op: Callable[..., Any], inputs: Sequenc
 def choice(out: Tensor) -> Any:
     """Whether a layer is an input projection, which may be known later; None where that makes no difference."""
     return getattr(out.grad_fn, "choice", None)
+
+
+def made_by(out: Any, weight: Any) -> None:
+    """``out`` is what a layer of this weight gives."""
+    node: Any = out.grad_fn
+    if node is not None:
+        node.metadata[PARAMETER] = id(weight) if is_parameter(weight) else None
 
 
 def is_of_same_layer(run: Any, out: Tensor, made: Any) -> None:
@@ -812,14 +821,22 @@ def _with_keys(layers: set[Any], given: Sequence[tuple[Any, int]], left: list[in
 
 def _adapted_layers(node: Any, left: list[int], *, is_outward: bool = False) -> tuple[set[Any], Any] | None:
     """The layers behind a sum of what one makes of a tensor, and what others make of it one after another, as an
-    adapter of lower rank does, and what they were given; None where something else is added, as that itself. What two
-    make, each by itself, is a stream. ``is_outward``: only where what the others are added to are output projections;
-    beside another layer, such as the head, an adapter is as that layer is."""
+    adapter of lower rank does, or one by a weight that was computed (LoKr, FourierFT), and what they were given; None
+    where something else is added, as that itself. What two make, each by itself, is a stream. ``is_outward``: only
+    where what the others are added to are output projections; beside another layer, such as the head, an adapter is as
+    that layer is."""
     adapted = []
     for (given, _), ways in _made_linearly((node, 0), left).items():
-        alone = set[Any]().union(*(way for way in ways if len(way) == 1))
-        after = set[Any]().union(*(way for way in ways if len(way) > 1))
-        is_one = not is_outward and len({getattr(each, "choice", each) for each in alone}) == 1
+        singles = [way for way in ways if len(way) == 1]
+        computed = [way for way in singles if all(each.metadata.get(PARAMETER, way) is None for each in way)]
+        is_alone = [way in singles and (way not in computed or len(computed) == len(singles)) for way in ways]
+        alone = set[Any]().union(*(way for way, is_one in zip(ways, is_alone, strict=True) if is_one))
+        after = set[Any]().union(*(way for way, is_one in zip(ways, is_alone, strict=True) if not is_one))
+        same = (
+            {getattr(each, "choice", each) for each in alone},
+            {each.metadata.get(PARAMETER) or each for each in alone},
+        )
+        is_one = not is_outward and min(map(len, same)) == 1
         is_one |= all(map(_is_projection, alone))
         if all(ways) and alone and is_one and after and alone.isdisjoint(after):
             adapted.append((alone | after, given))
