@@ -143,8 +143,11 @@ def uniform_bias(op: Operation, /, x: Tensor) -> Tensor:
     rounding = max(1e-3, 2 * torch.finfo(y.dtype).eps)
     if y.shape == x.shape and x.ndim and torch.allclose(value.sum(-1), value.new_ones(()), rtol=0, atol=rounding):
         taking_part = (still > MASKED) & (op(torch.zeros_like(x)) != 0)  # a mask may follow the exponential
+        scores, tangent = still.masked_fill(~taking_part, -math.inf), still.masked_fill(~taking_part, 0.0)
         expected = (value * still).masked_fill(~taking_part, 0.0).sum(-1, keepdim=True)
-        bias = value - value * (still.masked_fill(~taking_part, 0.0) - expected)
+        bias = value - value * (tangent - expected)
+        if not torch.allclose(scores.softmax(-1).nan_to_num(), value, rtol=0, atol=rounding):  # of so many times these
+            bias = value - torch.func.jvp(op, (still.to(x.dtype),), (tangent.to(x.dtype),))[1].to(wide.dtype)
         count = taking_part.sum(-1, keepdim=True)
         each = ratio(torch.ones_like(still), count * still).masked_fill(~taking_part, 0.0)
         spread = (each * wide.masked_fill(~taking_part, 0.0)).sum(-1, keepdim=True)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lrpx
 from lrpx.errors import UnknownOperationError
-from lrpx.recipes import ATTNLRP_VIT, GIM, LRP_CHEFER
+from lrpx.recipes import ATTNLRP_VIT, GIM, LRP_CHEFER, LRP_VOITA
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -1524,6 +1524,24 @@ def test_layers_of_exponentials_over_one_another_are_refused_under_a_rule_for_la
         agree(free, attention, recipe)
     with pytest.raises(UnknownOperationError, match="under a rule for layers"):
         relevance(free, ATTNLRP_VIT)
+
+
+@pytest.mark.parametrize("name", ["to the base of 2", "to a power", "masked after"])
+def test_a_softmax_of_so_many_times_the_scores_has_a_uniform_bias_of_these(name: str) -> None:
+    times = 0.7 if name == "to a power" else math.log(2)
+    seen = torch.tensor([1.0, 1.0, 0.0, 1.0] if name == "masked after" else [1.0] * 4, dtype=torch.float64)
+
+    def written(a: Tensor, b: Tensor, _: Tensor) -> Tensor:
+        e = a.exp() ** times if name == "to a power" else torch.exp2(a)
+        e = e * seen if name == "masked after" else e
+        return e / e.sum(-1, keepdim=True) * b
+
+    def softmax(a: Tensor, b: Tensor, _: Tensor) -> Tensor:
+        return (times * a).masked_fill(seen == 0, -math.inf).softmax(-1) * b
+
+    (value, found), (same, wanted) = (relevance(each, LRP_VOITA) for each in (written, softmax))
+    assert torch.allclose(value, same)
+    assert torch.allclose(found, wanted, rtol=0, atol=1e-9 * float(wanted.abs().max()))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
