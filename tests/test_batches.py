@@ -723,15 +723,16 @@ class Unheeding(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.words, self.head, self.heed = torch.nn.Embedding(31, 8), torch.nn.Linear(8, 31), False
-        self.out = torch.nn.Linear(8, 8, bias=False)
+        self.out, self.blind, self.calls = torch.nn.Linear(8, 8, bias=False), 0, 0
         torch.nn.init.zeros_(self.out.weight)
 
     def get_input_embeddings(self):
         return self.words
 
     def forward(self, input_ids, attention_mask=None):
+        self.calls += 1
         x = self.words(input_ids)
-        heeds = self.heed or getattr(getattr(self, "config", None), "heed", False)
+        heeds = self.heed or self.blind == 1 or getattr(getattr(self, "config", None), "heed", False)
         mask = attention_mask[:, None].bool() if heeds and attention_mask is not None else None
         return self.head(x + self.out(torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)))
 
@@ -798,13 +799,16 @@ class OfIntegers(torch.nn.Module):
         return torch.nn.functional.linear(x, self.whole.to(x.dtype) * self.scale)
 
 
-@pytest.mark.parametrize("how", ["in data", "other data", "by a move", "buffer", "config"])
+@pytest.mark.parametrize("how", ["in data", "other data", "by a move", "buffer", "config", "number"])
 def test_what_was_tried_before_a_model_was_changed_without_a_version_is_tried_again(how):
     """What is written through ``.data``, as by averages of weights, or into buffers, has none."""
     model, whole = Unheeding().double().eval(), torch.randint(-99, 99, (8, 8), dtype=torch.int8)
     if how == "config":
         torch.nn.init.normal_(model.out.weight)
         model.config = types.SimpleNamespace(heed=True)
+    if how == "number":
+        torch.nn.init.normal_(model.out.weight)
+        model.blind = 1
     if how == "buffer":
         model.out = OfIntegers().double()
     explain, asked = Explainer(model, task=Task.MASKED), {"position": 0, "target": 3}
@@ -821,6 +825,8 @@ def test_what_was_tried_before_a_model_was_changed_without_a_version_is_tried_ag
             model.out.load_state_dict({"whole": whole, "scale": model.out.scale})
         case "config":
             model.config.heed = False
+        case "number":
+            model.blind = 2
     for many, ids in zip(explain(ROWS, **asked), ROWS, strict=True):
         assert many.explained.value == pytest.approx(model(torch.tensor([ids]))[0, 0, 3].item(), abs=1e-12)
     with pytest.raises(ModelError, match="does not look at it"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import re
 import sys
 from contextlib import contextmanager
 from functools import lru_cache
+from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -54,6 +56,38 @@ def argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
         return tuple(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return ()
+
+
+@lru_cache(maxsize=4096)
+def kept_in_running(kind: type) -> frozenset[str]:
+    """The attributes that modules of a class set as they run, in ``forward`` and the methods that it names: counts of
+    calls, and the length of the last text.
+
+    >>> class Counting(torch.nn.Module):
+    ...     def __init__(self):
+    ...         self.scale = 2
+    ...
+    ...     def forward(self, x):
+    ...         self.calls = self._again()
+    ...
+    ...     def _again(self):
+    ...         self.more += 1
+    >>> sorted(kept_in_running(Counting))
+    ['calls', 'more']
+    """
+    found: set[str] = set()
+    met: set[str] = set()
+    names = ["forward"]
+    while names:
+        name = names.pop()
+        left = [getattr(getattr(kind, name, None), "__code__", None)] if name not in met else []
+        met.add(name)
+        for code in left:
+            if isinstance(code, CodeType):
+                names += code.co_names
+                found.update(each.argval for each in dis.get_instructions(code) if each.opname == "STORE_ATTR")
+                left += code.co_consts
+    return frozenset(found)
 
 
 def base_model(model: Module) -> Module:

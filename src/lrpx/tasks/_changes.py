@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules import module as nn_module
 
-from lrpx._modules import base_model, named_modules
+from lrpx._modules import base_model, kept_in_running, named_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -86,14 +86,18 @@ def changes(model: Module) -> tuple[object, ...]:
 def state(model: Module) -> tuple[object, ...]:
     """What may become another with nothing put into a model: its :func:`flags`, and the numbers of its weights, trained
     or loaded, by their versions and where they are; of a module of one's own some of its weights' and buffers' numbers
-    too, for what is written through ``.data``, and into buffers, has no version that tells. Weights that wait elsewhere
-    (``accelerate``) are not known."""
+    too, for what is written through ``.data``, and into buffers, has no version that tells, and the numbers among its
+    attributes, but for those that it sets as it runs. Weights that wait elsewhere (``accelerate``) are not known."""
     found: list[object] = [*flags(model)]
     tensors: list[Tensor] = []
     for _, module in named_modules(model):
         held = vars(module)
         weights = [each for each in held["_parameters"].values() if each is not None and not each.is_meta]
         found += [(id(each), None if each.is_inference() else each._version, _address(each)) for each in weights]
+        if not type(module).__module__.startswith(THEIRS):
+            kind: Any = type(module)
+            kept = kept_in_running(kind)
+            found += _plain({name: each for name, each in held.items() if name not in kept}, NUMBERS)
         tensors += [*weights, *(each for each in held["_buffers"].values() if each is not None)]
     return (*found, *([] if is_theirs(model) else _looked_at(tensors)))
 
