@@ -2,8 +2,9 @@
 script and no package has registered.
 
 It is of the code as it was compiled, with what that names of the user's own, so that neither a comment nor where it
-stands counts; of functions and classes of other packages it is the name. Other objects of theirs, files that are read
-and containers that can change are not looked at, but for lists and dictionaries of plain values that a model holds.
+stands counts; of functions and classes of other packages it is the name. Other objects of theirs, files that are read,
+modules that a function imports when it runs, and containers that can change are not looked at, but for lists, sets and
+dictionaries of plain values that a model holds, or code names.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from lrpx._modules import named_modules
+from lrpx._modules import kept_in_running, named_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,9 +33,12 @@ if TYPE_CHECKING:
 PLAIN = (type(None), bool, int, float, complex, str, bytes, Enum, type(...), torch.dtype)
 CODE = (FunctionType, staticmethod, classmethod, property)
 NAMED = (FunctionType, BuiltinFunctionType, type)
+CODE_OF_MODEL: Final = "code of the model"
 CACHED = type(functools.cache(len))
 _INSTALLED = ("site-packages", "dist-packages")
 _OWN = "own "
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
+"""The attributes of every module, ``training`` among them."""
 
 
 def digest_of_code(thing: object) -> str | None:
@@ -46,22 +50,38 @@ def digest_of_code(thing: object) -> str | None:
     return _digest([*_told(thing, {}, plain=False)])
 
 
+def settings_of_model(model: Module) -> dict[str, str]:
+    """What a run is known by beside a model's weights and config: the digest of its code, where that is the user's."""
+    digest = digest_of_model(model)
+    return {} if digest is None else {CODE_OF_MODEL: digest}
+
+
 def digest_of_model(model: Module) -> str | None:
     """The same of a model: of the classes of its modules, of what the user has put on them, and of what these hold that
     is no weight, as the numbers and names of a scale, of torch's functions between layers, or of a configuration."""
     seen: dict[int, int] = {}
     told: list[str] = []
     for path, module in named_modules(model):
-        kind, held = type(module), vars(module)
+        kind: Any = type(module)
+        held = vars(module)
         told += [path, *_told(kind, seen)]
-        known = is_own(kind.__module__) or kind.__module__.startswith("torch.nn.")
-        for name in sorted(held):
-            if name[:1] != "_" and name != "training" and (known or _is_put_on(held[name])):
+        is_users = is_own(kind.__module__)
+        known = is_users or kind.__module__.startswith("torch.nn.")
+        hidden = _OF_MODULES | (kept_in_running(kind) if is_users else frozenset())
+        named = _named_by(kind) if is_users else frozenset()  # of what begins with _ the rest is transformers', say
+        for name in sorted(held.keys() - hidden):
+            if (name[:1] != "_" or name in named) and (known or _is_put_on(held[name])):
                 lines = [] if held[name] is None else [*_value(held[name], seen)]  # a tensor may come there
                 told += [name, *lines] if lines else []
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             told += [line for hook in hooks.values() if _is_put_on(hook) for line in ("hook", *_told(hook, seen))]
     return _digest(told)
+
+
+def _named_by(kind: type) -> frozenset[str]:
+    """What the methods of a user's classes name."""
+    methods = (each for cls in kind.__mro__ if is_own(cls.__module__) for each in vars(cls).values())
+    return frozenset(name for each in methods if isinstance(each, FunctionType) for name in each.__code__.co_names)
 
 
 def _digest(told: list[str]) -> str | None:
@@ -76,10 +96,13 @@ def _is_put_on(thing: Any) -> bool:
 
 
 def _value(thing: Any, seen: dict[int, int]) -> Iterator[str]:
-    """What tells of what a module holds: of lists and dictionaries, too, where they hold nothing but such."""
+    """What tells of what a module holds, or code names: of lists, sets and dictionaries, too, where they hold nothing
+    but such."""
     if isinstance(thing, (SimpleNamespace, Namespace)):
         thing = vars(thing)
     parts = [part for pair in thing.items() for part in pair] if isinstance(thing, dict) else thing
+    if type(thing) is set:
+        thing = sorted(thing, key=repr)
     if type(thing) not in (list, dict):
         yield from _told(thing, seen)
     elif parts and all(isinstance(each, (*PLAIN, tuple)) for each in parts):  # and not, say, tensors that were kept
@@ -182,7 +205,7 @@ def _code(code: CodeType, around: dict[str, Any], seen: dict[int, int]) -> Itera
 def _inside(found: Any, names: tuple[str, ...], seen: dict[int, int], around: list[Any]) -> Iterator[str]:
     """What tells of a thing that code names, and of a module of the user's what it names in that, or in those in it."""
     if not isinstance(found, ModuleType):
-        yield from _told(found, seen)
+        yield from _value(found, seen)
     elif is_own(found.__name__) and found not in around:
         for each in (name for name in names if name in vars(found)):
             yield from _inside(vars(found)[each], names, seen, [*around, found])

@@ -288,6 +288,45 @@ def test_code_is_known_by_what_it_holds_each_time(one, other):
     assert digest_of_code(counting(*one)) == digest_of_code(counting(*one)) != digest_of_code(counting(*other))
 
 
+WORDS, WEIGHTS, NAMES = ["is"], {"is": 1.0}, {"is"}
+
+
+def of_words(x):
+    return [WEIGHTS[each] for each in x if each in WORDS or each in NAMES]
+
+
+@pytest.mark.parametrize(("name", "other"), [("WORDS", ["are"]), ("WEIGHTS", {"is": 2.0}), ("NAMES", {"is", "are"})])
+def test_code_is_known_by_the_lists_sets_and_dictionaries_that_it_names(name, other, monkeypatch):
+    before = digest_of_code(of_words)
+    assert digest_of_code(of_words) == before
+    monkeypatch.setitem(globals(), name, other)
+    assert digest_of_code(of_words) != before
+
+
+class Keeping(torch.nn.Module):
+    """Scales by a number that it keeps to itself; counts its calls, and keeps how long the last text was."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self._scale, self.calls, self._last = scale, 0, 0
+
+    def forward(self, x):
+        self.calls += 1
+        self._remember(len(x))
+        return x * self._scale
+
+    def _remember(self, length):
+        self._last = length
+
+
+def test_a_model_is_known_by_what_it_names_itself_and_not_by_what_it_counts():
+    model = Keeping(1.0)
+    before = digest_of_model(model)
+    model(torch.ones(3))
+    model._is_initialized = True  # as transformers has flags that say how a model was made
+    assert digest_of_model(model) == before != digest_of_model(Keeping(2.0))
+
+
 def test_a_tuple_of_another_process_need_not_be_the_same_object():
     parts = [1, 2]
     assert digest_of_code(counting(tuple(parts), tuple(parts))) == digest_of_code(counting(*[tuple(parts)] * 2))

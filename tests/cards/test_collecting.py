@@ -170,6 +170,13 @@ def test_another_run_is_refused(model, tmp_path):
     collect(Collection(model, path, k=2), tmp_path / "run")
     with pytest.raises(ResultFileError, match="another setting: k was 2 and is 3 now"):
         collect(Collection(model, path, k=3), tmp_path / "run")
+    handle = model.module.model.layers[0].mlp.register_forward_hook(lambda *given: given[-1] * 2)
+    with pytest.raises(ResultFileError, match="another setting: code of the model"):
+        collect(Collection(model, path, k=2), tmp_path / "run")
+    with pytest.raises(ModelError, match="with other code, functions or numbers in its modules than"):
+        References.read(tmp_path / "run").check(model)
+    handle.remove()
+    assert References.read(tmp_path / "run").check(model) is model
     path.write_text("other\n")
     with pytest.raises(ResultFileError, match="another setting: corpus sha256"):
         collect(Collection(model, path, k=2), tmp_path / "run")

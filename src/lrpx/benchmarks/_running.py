@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from lrpx._defined import digest_of_model
+from lrpx._defined import settings_of_model
 from lrpx._scripts import from_script, is_script, script_of, settings_of
 from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, find
 from lrpx.errors import InputError, MethodError, ModelError, NonFiniteError, ResultFileError
@@ -136,7 +136,7 @@ class Run:
                 "part": self.size,
             }
             | of_scripts(self.methods, self.metrics)
-            | ({} if (code := digest_of_model(self.model.module)) is None else {"code of the model": code})
+            | settings_of_model(self.model.module)
         )
 
     @cached_property

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import torch
 from torch import Tensor
 
+from lrpx._defined import settings_of_model
 from lrpx.cards._best import keys
 from lrpx.cards._corpus import digest_of, length, read_corpus, read_row
 from lrpx.cards._reading import KIND, REFERENCES, References
@@ -145,7 +146,7 @@ class Collection:
             "skip": self.skip,
             "every": EVERY,
             "part": self.part,
-        }
+        } | settings_of_model(model.module)
 
     @property
     def limit(self) -> int | None:

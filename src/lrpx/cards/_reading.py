@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from lrpx._defined import CODE_OF_MODEL, digest_of_model
 from lrpx.cards._references import FACTS, LOWEST, schema
 from lrpx.errors import InputError, MethodError, ModelError, ResultFileError
 from lrpx.model import Spec
@@ -188,12 +189,17 @@ class References:
         """The same model, when it is the one that the references are of.
 
         Raises:
-            ModelError: it has other weights, another config, or another tokenizer.
+            ModelError: it has other weights, another config, other code of the user's, or another tokenizer.
         """
         if model.fingerprint() != self.settings["weights and config"]:
             raise ModelError(
                 f"the references are of {self.settings['model']} with other weights, or another config, than "
                 f"{model.name} has; pass the model as it was, or collect them again"
+            )
+        if digest_of_model(model.module) != self.settings.get(CODE_OF_MODEL):
+            raise ModelError(
+                f"the references are of {self.settings['model']} with other code, functions or numbers in its modules "
+                f"than {model.name} has; pass the model as it was, or collect them again"
             )
         if model.tokenizer_fingerprint() != self.settings["tokenizer"]:
             raise ModelError(

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
+from lrpx._defined import digest_of_model
 from lrpx._files import goes_on, named_once
 from lrpx._scripts import digest_of
 from lrpx.cli import in_one_line
@@ -254,7 +255,8 @@ def _settings(wanted: Wanted, explainer: Explainer, chosen: Sequence[Method]) ->
     bound = explainer.bound
     described = [(method.name, method.describe(), digest_of(method)) for method in chosen]
     model = (bound.as_it_is, bound.fingerprint(), bound.tokenizer_fingerprint(), bound.dtype, bound.pooling)
-    return repr((model, described, wanted.ledger, wanted.words))
+    code = digest_of_model(bound.module)
+    return repr((model, described, wanted.ledger, wanted.words, *([] if code is None else [code])))
 
 
 def _digest(given: Given, about: str) -> str:
