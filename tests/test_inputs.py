@@ -633,3 +633,13 @@ def test_a_text_behind_which_the_tokenizer_puts_an_end_is_refused_unless_it_is_s
     assert explain("the keys", 5, position=-1) == explain(ids, 5)
     without = piece_tokenizer("the keys", add_special_tokens=False)
     assert explain(without, 5).ids == tuple(ids[1:-1])
+
+
+def test_a_table_of_positions_that_grew_takes_longer_texts():
+    model = models.tiny_gpt2()
+    explain, width = Explainer(model), model.config.n_positions
+    assert explain.bound.limit == width
+    explain([3, 4], 5)
+    model.config.n_positions, wide = width + 4, torch.nn.Embedding(width + 4, model.config.n_embd)
+    model.transformer.wpe = wide.to(model.dtype)
+    assert len(explain([3] * (width + 4), 5)) == explain.bound.limit == width + 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -168,9 +167,10 @@ class Reader:
         """The tokenizer; a processor of images and texts holds one."""
         return getattr(self.tokenizer, "tokenizer", None) or self.tokenizer
 
-    @cached_property
+    @property
     def limit(self) -> int | None:
-        """The most tokens that the model takes, or None for any number."""
+        """The most tokens that the model takes now, or None for any number; its table of positions may be cut, or
+        grow."""
         positions = tasks.context_length(self.model) if self.task.segments else None
         return min((each for each in (self.most, positions) if each is not None), default=None)
 
