@@ -2005,12 +2005,13 @@ def test_a_stream_of_two_tensors_is_not_told_as_the_first() -> None:
 
 
 @pytest.mark.parametrize("kind", ["neurons", "heads", "queries", "attention", "mlp", "residual"])
-def test_latents_are_no_tokens_where_there_are_as_many(kind: Any) -> None:
-    """The third of seven latents was told as the third of seven tokens."""
-    model = OfManyStreams("latents").eval()
+@pytest.mark.parametrize("count", [5, 7])
+def test_latents_are_no_tokens_where_there_are_as_many(kind: Any, count: int) -> None:
+    """The third of seven latents was told as the third of seven tokens; of five, as many as tokens are looked at."""
+    model = OfManyStreams("latents", count).eval()
     explainer = lrpx.Explainer(model, task=lrpx.Task.CLASSIFICATION)
     sae = SparseAutoencoder(torch.randn(16, 4), torch.ones(4), torch.randn(4, 16), torch.zeros(16), hook="layers.0")
-    for ids in ([5, 9, 3, 12, 7, 22, 8], [5, 9, 3, 12]):
+    for ids in ([5, 9, 3, 12, 7, 22, 8][:count], [5, 9, 3, 12]):
         with pytest.raises(MethodError, match="no vector for each of the input's tokens"):
             explainer.neurons(ids, kind=kind)
         with pytest.raises(ModelError, match="no vector for each of them"):

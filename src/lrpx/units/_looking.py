@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from lrpx.engine._places import Side
 
-LENGTH = 5
-"""On so many tokens a model is run to find its units."""
+LENGTHS = (5, 6, 7, 9)
+"""On so many tokens a model is run to find its units: the first of which it has no rows of weights."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,9 @@ def example(model: Module) -> dict[str, Any]:
         raise ModelError(
             f"nobody knows what {type(model).__name__} takes; pass an example, places(model, kind, inputs={{…}})"
         )
-    ids = torch.arange(LENGTH, device=device)[None] % len(weight)  # that of the token embedding
+    counts = {each.shape[-2] for each in model.parameters() if each.ndim > 1}  # latents, say: they are no tokens
+    length = next((each for each in LENGTHS if each not in counts), LENGTHS[0])
+    ids = torch.arange(length, device=device)[None] % len(weight)  # that of the token embedding
     end = tasks.end_read(model, tasks.Task.CLASSIFICATION)
     if end is not None:  # which a classifier reads, and at one place
         ids = torch.where(ids == end, end - 1 if end else 1, ids)
