@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -240,9 +241,9 @@ class Caching(nn.Module):
 
     def forward(self, x: Tensor, kept: Any) -> Tensor:
         key = self.key(x).tanh()
-        if isinstance(kept, list):
+        if isinstance(kept, (list, deque)):
             kept.append(key)
-            return self.head(torch.cat(kept).prod(0))
+            return self.head(torch.cat(list(kept)).prod(0))
         kept["keys"] = torch.cat([kept["keys"], key]) if "keys" in kept else key
         return self.head(kept["keys"].prod(0))
 
@@ -256,8 +257,12 @@ class Whole(nn.Module):
         return self.step(xs.flatten(0, 1), {} if before is None else {"keys": before})
 
 
+class Listed(list[Tensor]):
+    """A class of one's own."""
+
+
 @pytest.mark.parametrize("is_begun", [False, True], ids=["empty", "begun"])
-@pytest.mark.parametrize("kind", [dict, list])
+@pytest.mark.parametrize("kind", [dict, list, Listed, deque])
 @every_recipe
 def test_what_a_model_keeps_in_its_argument_is_kept(recipe: Recipe, kind: Any, is_begun: bool) -> None:
     torch.manual_seed(0)
@@ -266,7 +271,7 @@ def test_what_a_model_keeps_in_its_argument_is_kept(recipe: Recipe, kind: Any, i
     with propagate(outer, recipe) as whole:
         value = outer(xs, before if is_begun else None)[1]
         whole.explain(value)
-    kept = kind() if not is_begun else {"keys": before} if kind is dict else [before]
+    kept = kind() if not is_begun else {"keys": before} if kind is dict else kind([before])
     with propagate(model, recipe) as trace:
         for x in xs:
             out = model(x, kept)
@@ -274,8 +279,9 @@ def test_what_a_model_keeps_in_its_argument_is_kept(recipe: Recipe, kind: Any, i
     near(out[1].detach(), value.detach())
     near(torch.stack([trace.relevance("x", call=i) for i in range(3)]), whole.relevance("xs"))
     assert len(kept) == (1 if kind is dict else 3 + is_begun)
-    if is_begun and kind is list:
+    if is_begun and kind is not dict:
         assert kept[0] is before
+        near(trace.relevance("kept.0", call=2), whole.relevance("before"))
 
 
 def test_a_cache_that_is_written_into_is_refused_in_the_next_call() -> None:

@@ -7,7 +7,7 @@ import operator
 import sys
 import threading
 import weakref
-from collections import UserDict
+from collections import UserDict, deque
 from contextlib import contextmanager
 from copy import copy
 from fnmatch import fnmatchcase
@@ -554,9 +554,10 @@ class _Seams:
             inside = {key: self._source(f"{name}.{key}", each) for key, each in value.items()}
             return self._container(name, value, inside)
         is_named = isinstance(value, tuple) and hasattr(value, "_fields")
-        if (type(value) in (list, tuple) or is_named) and name not in CACHES:
+        is_list = isinstance(value, (list, deque))  # of a class of one's own, too
+        if (type(value) is tuple or is_named or is_list) and name not in CACHES:
             parts = [self._source(f"{name}.{i}", each) for i, each in enumerate(value)]
-            if type(value) is list:
+            if is_list:
                 return self._container(name, value, parts)
             return type(value)(*parts) if is_named else type(value)(parts)
         if isinstance(value, Tensor) and value.is_inference():
@@ -614,7 +615,8 @@ class _Seams:
                     twice = name
                     continue
                 own = {id(each): before for each, before in zip(given, value, strict=True)}
-                value[:] = [own.get(id(each), each) for each in changed]
+                value.clear()
+                value.extend(own.get(id(each), each) for each in changed)
         for name, given, version, value in self.tensors:
             if given._version != version:
                 self.written.append(value)
