@@ -723,7 +723,8 @@ class Unheeding(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.words, self.head, self.heed = torch.nn.Embedding(31, 8), torch.nn.Linear(8, 31), False
-        self.out, self.blind, self.calls = torch.nn.Linear(8, 8, bias=False), 0, 0
+        self.out, self.calls = torch.nn.Linear(8, 8, bias=False), 0
+        self.blind, self.settings = 0, types.SimpleNamespace(of_attention={"blind": 0})
         torch.nn.init.zeros_(self.out.weight)
 
     def get_input_embeddings(self):
@@ -732,7 +733,8 @@ class Unheeding(torch.nn.Module):
     def forward(self, input_ids, attention_mask=None):
         self.calls += 1
         x = self.words(input_ids)
-        heeds = self.heed or self.blind == 1 or getattr(getattr(self, "config", None), "heed", False)
+        blind = self.blind or self.settings.of_attention["blind"]
+        heeds = self.heed or blind == 1 or getattr(getattr(self, "config", None), "heed", False)
         mask = attention_mask[:, None].bool() if heeds and attention_mask is not None else None
         return self.head(x + self.out(torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)))
 
@@ -799,16 +801,20 @@ class OfIntegers(torch.nn.Module):
         return torch.nn.functional.linear(x, self.whole.to(x.dtype) * self.scale)
 
 
-@pytest.mark.parametrize("how", ["in data", "other data", "by a move", "buffer", "config", "number"])
+HOW = ("in data", "other data", "by a move", "buffer", "config", "number", "tensor", "settings")
+
+
+@pytest.mark.parametrize("how", HOW)
 def test_what_was_tried_before_a_model_was_changed_without_a_version_is_tried_again(how):
     """What is written through ``.data``, as by averages of weights, or into buffers, has none."""
     model, whole = Unheeding().double().eval(), torch.randint(-99, 99, (8, 8), dtype=torch.int8)
     if how == "config":
         torch.nn.init.normal_(model.out.weight)
         model.config = types.SimpleNamespace(heed=True)
-    if how == "number":
+    if how in ("number", "tensor", "settings"):
         torch.nn.init.normal_(model.out.weight)
-        model.blind = 1
+        model.settings.of_attention["blind"] = int(how == "settings")
+        model.blind = {"number": 1, "tensor": torch.tensor(1)}.get(how, 0)
     if how == "buffer":
         model.out = OfIntegers().double()
     explain, asked = Explainer(model, task=Task.MASKED), {"position": 0, "target": 3}
@@ -827,6 +833,10 @@ def test_what_was_tried_before_a_model_was_changed_without_a_version_is_tried_ag
             model.config.heed = False
         case "number":
             model.blind = 2
+        case "tensor":
+            model.blind.fill_(2)
+        case "settings":
+            model.settings.of_attention["blind"] = 2
     for many, ids in zip(explain(ROWS, **asked), ROWS, strict=True):
         assert many.explained.value == pytest.approx(model(torch.tensor([ids]))[0, 0, 3].item(), abs=1e-12)
     with pytest.raises(ModelError, match="does not look at it"):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
+from dataclasses import is_dataclass
 from functools import lru_cache, partial
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +30,10 @@ PYTHONS = sys.stdlib_module_names | {"typing_extensions"}
 FLAGS: frozenset[type] = frozenset({bool, str, type(None)})
 """What a flag is. Numbers are none: a model may count its calls, or keep the length of its last text."""
 NUMBERS: frozenset[type] = frozenset({int, float})
+SETTINGS: frozenset[type] = frozenset({dict, SimpleNamespace, Namespace})
+"""What holds settings, beside dataclasses,"""
+DEEP = 3
+"""and these in one another."""
 LOOKED_AT = 64
 """So many numbers of a tensor tell, about, whether it is another."""
 TOLD = (
@@ -86,8 +92,9 @@ def changes(model: Module) -> tuple[object, ...]:
 def state(model: Module) -> tuple[object, ...]:
     """What may become another with nothing put into a model: its :func:`flags`, and the numbers of its weights, trained
     or loaded, by their versions and where they are; of a module of one's own some of its weights' and buffers' numbers
-    too, for what is written through ``.data``, and into buffers, has no version that tells, and the numbers among its
-    attributes, but for those that it sets as it runs. Weights that wait elsewhere (``accelerate``) are not known."""
+    too, for what is written through ``.data``, and into buffers, has no version that tells, and of the numbers and the
+    tensors that it holds besides, but for what it sets as it runs. Weights that wait elsewhere (``accelerate``) are not
+    known."""
     found: list[object] = [*flags(model)]
     tensors: list[Tensor] = []
     for _, module in named_modules(model):
@@ -97,14 +104,16 @@ def state(model: Module) -> tuple[object, ...]:
         if not type(module).__module__.startswith(THEIRS):
             kind: Any = type(module)
             kept = kept_in_running(kind)
-            found += _plain({name: each for name, each in held.items() if name not in kept}, NUMBERS)
+            own = {name: each for name, each in held.items() if name not in kept}
+            found += _plain(own, NUMBERS)
+            tensors += [each for each in own.values() if isinstance(each, Tensor)]
         tensors += [*weights, *(each for each in held["_buffers"].values() if each is not None)]
     return (*found, *([] if is_theirs(model) else _looked_at(tensors)))
 
 
 def flags(model: Module, *, numbers: bool = False) -> tuple[object, ...]:
-    """The flags of modules that are neither torch's nor transformers', and lists of such, as of an adapter's names;
-    whether an attention looks ahead; and what configs hold of them, and of numbers.
+    """The flags of modules that are neither torch's nor transformers', and of settings that these hold, and lists of
+    such, as of an adapter's names; whether an attention looks ahead; and what configs hold of them, and of numbers.
 
     Args:
         model: the user's module.
@@ -123,18 +132,21 @@ def flags(model: Module, *, numbers: bool = False) -> tuple[object, ...]:
             configs[id(held["config"])] = held["config"]
     for config in configs.values():
         told: Mapping[str, Any] = getattr(config, "__dict__", {})
-        found += _plain({name: each for name, each in told.items() if not name.startswith("_")}, FLAGS | NUMBERS)
+        found += _plain({name: each for name, each in told.items() if not name.startswith("_")}, FLAGS | NUMBERS, 0)
     return tuple(found)
 
 
-def _plain(held: Mapping[str, Any], kinds: frozenset[type]) -> list[object]:
-    """Of what an object holds, what is of these kinds, and lists of nothing else."""
+def _plain(held: Mapping[Any, Any], kinds: frozenset[type], deep: int = DEEP) -> list[object]:
+    """Of what an object holds, what is of these kinds, and lists of nothing else; and the same of settings in it."""
     found: list[object] = []
     for name, value in held.items():
         if type(value) in kinds:
             found.append((name, type(value), value))
         elif type(value) in (list, tuple) and all(type(each) in kinds for each in value):
             found.append((name, *value))
+        elif deep and (type(value) in SETTINGS or (is_dataclass(value) and not isinstance(value, type))):
+            inside = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+            found.append((name, *_plain(inside, kinds, deep - 1)))
     return found
 
 
