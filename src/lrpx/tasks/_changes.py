@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from dataclasses import is_dataclass
 from functools import lru_cache, partial
 from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,8 @@ SETTINGS: frozenset[type] = frozenset({dict, SimpleNamespace, Namespace})
 """What holds settings, beside dataclasses,"""
 DEEP = 3
 """and these in one another."""
+OF_ALL = frozenset(vars(Module())) - {"training"}
+"""What each module has besides."""
 LOOKED_AT = 64
 """So many numbers of a tensor tell, about, whether it is another."""
 TOLD = (
@@ -104,7 +105,7 @@ def state(model: Module) -> tuple[object, ...]:
         if not type(module).__module__.startswith(THEIRS):
             kind: Any = type(module)
             kept = kept_in_running(kind)
-            own = {name: each for name, each in held.items() if name not in kept}
+            own = {name: each for name, each in held.items() if name not in kept and name not in OF_ALL}
             found += _plain(own, NUMBERS)
             tensors += [each for each in own.values() if isinstance(each, Tensor)]
         tensors += [*weights, *(each for each in held["_buffers"].values() if each is not None)]
@@ -125,7 +126,7 @@ def flags(model: Module, *, numbers: bool = False) -> tuple[object, ...]:
     for _, module in named_modules(model):
         held = vars(module)
         if not type(module).__module__.startswith(THEIRS):
-            found += _plain(held, kinds)
+            found += _plain({name: each for name, each in held.items() if name not in OF_ALL}, kinds)
         elif "is_causal" in held:
             found.append(held["is_causal"])
         if "config" in held:
@@ -144,7 +145,7 @@ def _plain(held: Mapping[Any, Any], kinds: frozenset[type], deep: int = DEEP) ->
             found.append((name, type(value), value))
         elif type(value) in (list, tuple) and all(type(each) in kinds for each in value):
             found.append((name, *value))
-        elif deep and (type(value) in SETTINGS or (is_dataclass(value) and not isinstance(value, type))):
+        elif deep and (type(value) in SETTINGS or hasattr(type(value), "__dataclass_fields__")):
             inside = value if isinstance(value, dict) else getattr(value, "__dict__", {})
             found.append((name, *_plain(inside, kinds, deep - 1)))
     return found
