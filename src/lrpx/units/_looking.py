@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from lrpx.engine._places import Side
 
 LENGTHS = (5, 4, 3, 6, 7, 9)
-"""On so many tokens a model is run to find its units: the first of which it has no rows of weights. It may have positions
-of five."""
+"""On so many tokens a model is run to find its units: the first of which it has no rows of weights. It may have
+positions of five."""
 
 
 @dataclass(frozen=True)
