@@ -278,8 +278,8 @@ class Run:
             if self.asks_for_places and kind in ("linear", "convolution"):
                 return _roles.layer(self, kind, op, inputs)
             rule = getattr(self.recipe, kind)
-            if isinstance(rule, rules.BY_SIGNS) and any(is_tensor(x) and x.is_complex() for x in inputs):
-                raise self.refuse_rule(kind, getattr(op, "__name__", kind), "of complex numbers, which have no signs")
+        if isinstance(rule, rules.BY_SIGNS) and any(is_tensor(x) and x.is_complex() for x in inputs):
+            raise self.refuse_rule(kind, kind, "of complex numbers, which have no signs")
         if self.has_own_rules and _is_own(rule) and _has_numbers():
             rule = partial(self._checked, kind, rule)
         if conserves or not self._on_rules:
