@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 SUMS = frozenset(
     "add __add__ __radd__ add_ __iadd__ sub subtract __sub__ __rsub__ rsub sub_ __isub__ subtract_".split()
 )
+HEADS = "heads"
 SCORES, WEIGHTS, MIXED, FIRST, LAST = "scores", "weights", "mixed", "channels first", "channels last"
-"""What a tensor is in a model of images: products of two that depend on the input, scaled or in another shape; their
-softmax; a product with one of these; a map ``[B, d, R, C]`` or ``[B, d, N]``, which a convolution gives; or
-``[B, R, C, d]``."""
+"""What a tensor is in a model of images: features that were split in heads; products of two that depend on the input,
+scaled or in another shape; their softmax; a product with one of these; a map ``[B, d, R, C]`` or ``[B, d, N]``, which a
+convolution gives; or ``[B, R, C, d]``."""
 UNSEEN, UNCLEAR = "unseen", "unclear"
 """What a model has been given, element by element, of which nobody saw yet where its channels are; the same with what
 may be positions."""
@@ -115,6 +116,8 @@ class Axes:
                 made = {UNCLEAR}
         elif row.kind in ("linear", "source"):
             return
+        elif given and _is_split(given[0], out):
+            made = {HEADS}
         if call.name in SUMS:
             made = made & {SCORES, WEIGHTS, MIXED} or made
         if len(made) == 1 and made != {None}:
@@ -403,8 +406,9 @@ class Axes:
             dims = {dim for dim in dims if dim < -1 and is_model and 1 < c.shape[dim] in lengths}
         elif self.is_of_image():
             dims.discard(1 - len(shape) if FIRST in labels else -1)
-        are_heads = bool(labels & {SCORES, WEIGHTS}) or (not lengths and self._is_learned(c) and c.shape[-2:-1] == (1,))
-        if are_heads and len(shape) > 3:
+        is_of_heads = HEADS in labels or c.shape[-1:] == (1,)
+        is_of_heads &= not lengths and self._is_learned(c) and c.shape[-2:-1] == (1,)
+        if len(shape) > 3 and (is_of_heads or labels & {SCORES, WEIGHTS}):
             dims.discard(-3)
         if any(_has_rows(c, dim) for dim in dims):
             raise self.refusal(f"nothing tells whether what differs by place, of shape {list(c.shape)}, is positions")
@@ -547,6 +551,11 @@ def _moved(made: set[Any], call: Call, x: Tensor, out: Tensor) -> set[Any]:
         dims = tuple(dims[0]) if isinstance(dims[0], (tuple, list)) else dims
         return {LAST} if tuple(dim % 4 for dim in dims) == (0, 2, 3, 1) else set()
     return made if out.ndim == 4 and not any(word in call.name for word in SHAPES) else set()
+
+
+def _is_split(x: Any, out: Tensor) -> bool:
+    """Whether a call has split the last dimension of a tensor in two."""
+    return isinstance(x, Tensor) and out.ndim == x.ndim + 1 and out.shape[:-2] == x.shape[:-1] and out.shape[-2] > 1
 
 
 def _has_rows(c: Tensor, dim: int) -> bool:
