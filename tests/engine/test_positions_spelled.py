@@ -855,6 +855,11 @@ LEFT: dict[str, Callable[[Pictured, Tensor], Tensor]] = {
     "stacked": lambda m, x: torch.stack([x[0].flatten(1).mT, m.table]).sum(0)[None],
     "in columns": lambda m, x: x.flatten(2).permute(2, 0, 1).add(m.table[:, None]).transpose(0, 1),
     "of frames": lambda m, x: (x.flatten(2).mT.reshape(len(x), 4, 4, 8) + m.rows[:, None]).flatten(1, 2),
+    "of as many places as a head is wide": lambda m, x: (
+        (x.flatten(2).mT[:, :4].unflatten(2, (2, 4)).transpose(1, 2) * m.table.detach()[:4, :4].exp())
+        .transpose(1, 2)
+        .flatten(2)
+    ),
     "of tiles": lambda m, x: (x.flatten(2).mT[:, None] + m.table).flatten(1, 2),
 }
 

@@ -342,6 +342,11 @@ class Axes:
         is_square = c.shape[-2] == c.shape[-1] or (of_scores and not self._numbers.lengths)  # or of fewer queries
         is_pair = (len(shape) > 3 or of_scores) and c.shape[-2:] == tuple(shape[-2:]) and is_square
         is_pair |= is_scores
+        if is_pair and not of_scores and not self._numbers.lengths and self._is_table(c, -2):
+            why = (
+                f"nothing tells whether a table of shape {list(c.shape)} is for pairs of places, or of as many features"
+            )
+            raise self.refusal(why)
         if is_pair:
             dim = -1 if c.shape[-1] in (self._numbers.lengths or c.shape) else None
             if dim is None and not is_scores and self._is_of_blocks(c):
@@ -555,7 +560,13 @@ def _moved(made: set[Any], call: Call, x: Tensor, out: Tensor) -> set[Any]:
 
 def _is_split(x: Any, out: Tensor) -> bool:
     """Whether a call has split the last dimension of a tensor in two."""
-    return isinstance(x, Tensor) and out.ndim == x.ndim + 1 and out.shape[:-2] == x.shape[:-1] and out.shape[-2] > 1
+    return (
+        isinstance(x, Tensor)
+        and x.ndim > 0
+        and out.ndim == x.ndim + 1
+        and out.shape[:-2] == x.shape[:-1]
+        and out.shape[-2] > 1
+    )
 
 
 def _has_rows(c: Tensor, dim: int) -> bool:
