@@ -3,8 +3,8 @@ script and no package has registered.
 
 It is of the code as it was compiled, with what that names of the user's own, so that neither a comment nor where it
 stands counts; of functions and classes of other packages it is the name. Other objects of theirs, files that are read,
-modules that a function imports when it runs, and containers that can change are not looked at, but for lists, sets and
-dictionaries of plain values that a model holds, or code names.
+modules that a function imports when it runs, and tensors are not looked at; lists, sets and dictionaries are, but for
+what is of that kind in them, so that a cache of tensors counts for nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 
 from lrpx._modules import kept_in_running, named_modules
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch.nn import Module
 
-PLAIN = (type(None), bool, int, float, complex, str, bytes, Enum, type(...), torch.dtype)
+PLAIN = (type(None), bool, int, float, complex, str, bytes, Enum, type(...), torch.dtype, range, slice)
 CODE = (FunctionType, staticmethod, classmethod, property)
 NAMED = (FunctionType, BuiltinFunctionType, type)
 CODE_OF_MODEL: Final = "code of the model"
@@ -71,7 +72,7 @@ def digest_of_model(model: Module) -> str | None:
         named = _named_by(kind) if is_users else frozenset()  # of what begins with _ the rest is transformers', say
         for name in sorted(held.keys() - hidden):
             if (name[:1] != "_" or name in named) and (known or _is_put_on(held[name])):
-                lines = [] if held[name] is None else [*_value(held[name], seen)]  # a tensor may come there
+                lines = [] if held[name] is None else [*_told(held[name], seen)]  # a tensor may come there
                 told += [name, *lines] if lines else []
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             told += [line for hook in hooks.values() if _is_put_on(hook) for line in ("hook", *_told(hook, seen))]
@@ -95,20 +96,6 @@ def _is_put_on(thing: Any) -> bool:
     return isinstance(function, FunctionType) and is_own(function.__module__)
 
 
-def _value(thing: Any, seen: dict[int, int]) -> Iterator[str]:
-    """What tells of what a module holds, or code names: of lists, sets and dictionaries, too, where they hold nothing
-    but such."""
-    if isinstance(thing, (SimpleNamespace, Namespace)):
-        thing = vars(thing)
-    parts = [part for pair in thing.items() for part in pair] if isinstance(thing, dict) else thing
-    if type(thing) is set:
-        thing = sorted(thing, key=repr)
-    if type(thing) not in (list, dict):
-        yield from _told(thing, seen)
-    elif parts and all(isinstance(each, (*PLAIN, tuple)) for each in parts):  # and not, say, tensors that were kept
-        yield from _told(tuple(parts), seen)
-
-
 def is_own(module: str | None) -> bool:
     """Whether a module is the user's: a file that is none of Python's, of an installed package or of ours, or what was
     typed in or run as it is."""
@@ -129,6 +116,8 @@ def is_installed(file: Path) -> bool:
 def _told(thing: Any, seen: dict[int, int], plain: bool = True) -> Iterator[str]:
     """What tells of a thing, in an order that is the same in any process; of plain values only where they count, of
     what is not the user's a name, and of what was met before which it was."""
+    if isinstance(thing, (np.generic, np.ndarray)) and not isinstance(thing, PLAIN) and thing.dtype != object:
+        thing = f"{thing.dtype} {thing.shape} {hashlib.sha256(thing.tobytes()).hexdigest()}"
     if isinstance(thing, PLAIN):
         if plain:
             yield repr(thing)
@@ -136,9 +125,11 @@ def _told(thing: Any, seen: dict[int, int], plain: bool = True) -> Iterator[str]
     if isinstance(thing, tuple):  # the same one may be two in another process
         yield from ("(", *_all(thing, seen, plain), ")")
         return
-    if isinstance(thing, frozenset):
+    if isinstance(thing, (set, frozenset)):
         yield from sorted("\n".join(_told(each, dict(seen), plain)) for each in thing)
         return
+    if isinstance(thing, (SimpleNamespace, Namespace)):
+        thing = vars(thing)
     if id(thing) in seen:
         yield f"as {seen[id(thing)]}"
         return
@@ -151,7 +142,13 @@ def _of_another(thing: Any, seen: dict[int, int], plain: bool) -> Iterator[str]:
         yield thing.__name__
         return
     seen[id(thing)] = len(seen)
-    if isinstance(thing, MethodType):
+    if isinstance(thing, (list, dict)) and not is_own(type(thing).__module__):
+        lines = [*_held(thing, seen, plain)]
+        if lines:
+            yield from ("(", *lines, ")")
+        else:
+            del seen[id(thing)]
+    elif isinstance(thing, MethodType):
         yield from _all((thing.__func__, thing.__self__), seen, plain)
     elif isinstance(thing, FunctionType):
         yield _OWN + thing.__qualname__
@@ -170,15 +167,28 @@ def _of_another(thing: Any, seen: dict[int, int], plain: bool) -> Iterator[str]:
         yield from _all((thing.fget, thing.fset), seen, plain)
     elif isinstance(thing, functools.partial):
         named = [part for pair in thing.keywords.items() for part in pair]
-        yield from _all([thing.func, *thing.args, *named], seen, plain)
+        yield from _told(thing.func, seen, plain)
+        yield from _all([*thing.args, *named], seen)
     elif is_own(type(thing).__module__) or (type(thing).__module__.partition(".")[0] == "lrpx" and is_dataclass(thing)):
-        counts = is_dataclass(thing) and is_own(type(thing).__module__)  # others may count what they have done
-        told = {each.name: getattr(thing, each.name, None) for each in fields(thing)} if is_dataclass(thing) else {}
-        told |= getattr(thing, "__dict__", {})
-        yield from _told(type(thing), seen)
-        yield from _all([part for pair in told.items() for part in pair], seen, counts)
+        kind: Any = type(thing)
+        stated = {each.name: getattr(thing, each.name, None) for each in fields(thing)} if is_dataclass(thing) else {}
+        hidden = kept_in_running(kind, None) | (_OF_MODULES if isinstance(thing, torch.nn.Module) else frozenset())
+        held = {name: each for name, each in getattr(thing, "__dict__", {}).items() if name not in hidden}
+        counts = is_own(kind.__module__)  # of ours some count what they have done
+        yield from _told(kind, seen)
+        yield from _held(stated | held, seen, counts)
+        if isinstance(thing, (list, dict)):
+            yield from _held(thing, seen, counts)
     else:
         del seen[id(thing)]  # nothing is told of it, nor that it was met
+
+
+def _held(thing: list[Any] | dict[Any, Any], seen: dict[int, int], plain: bool) -> Iterator[str]:
+    """What tells of a list or a dictionary, without what nothing tells of, say tensors that were kept."""
+    for name, each in thing.items() if isinstance(thing, dict) else ((None, each) for each in thing):
+        lines = [*_told(each, seen, plain)]
+        if lines:
+            yield from (*(() if name is None else _told(name, seen)), *lines)
 
 
 def _cells(function: FunctionType) -> Iterator[Any]:
@@ -205,7 +215,7 @@ def _code(code: CodeType, around: dict[str, Any], seen: dict[int, int]) -> Itera
 def _inside(found: Any, names: tuple[str, ...], seen: dict[int, int], around: list[Any]) -> Iterator[str]:
     """What tells of a thing that code names, and of a module of the user's what it names in that, or in those in it."""
     if not isinstance(found, ModuleType):
-        yield from _value(found, seen)
+        yield from _told(found, seen)
     elif is_own(found.__name__) and found not in around:
         for each in (name for name in names if name in vars(found)):
             yield from _inside(vars(found)[each], names, seen, [*around, found])

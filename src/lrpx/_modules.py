@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from torch.nn import Module
+
+
+MAKING = frozenset({"__init__", "__new__", "__post_init__", "__setattr__", "__setstate__"})
+"""The methods in which an object is given what it holds."""
 
 
 def named_modules(model: Module) -> list[tuple[str, Module]]:
@@ -59,9 +63,13 @@ def argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4096)
-def kept_in_running(kind: type) -> frozenset[str]:
+def kept_in_running(kind: type, first: str | None = "forward") -> frozenset[str]:
     """The attributes that modules of a class set as they run, in ``forward`` and the methods that it names: counts of
     calls, and the length of the last text.
+
+    Args:
+        kind: the class.
+        first: the method that is called; None for any but those that make an object.
 
     >>> class Counting(torch.nn.Module):
     ...     def __init__(self):
@@ -77,14 +85,18 @@ def kept_in_running(kind: type) -> frozenset[str]:
     """
     found: set[str] = set()
     met: set[str] = set()
-    names = ["forward"]
+    names = [first] if first is not None else [each for each in dir(kind) if each not in MAKING]
     while names:
         name = names.pop()
-        left = [getattr(getattr(kind, name, None), "__code__", None)] if name not in met else []
+        method: Any = getattr(kind, name, None)
+        if isinstance(method, cached_property):
+            found.add(name)
+            method = method.func
+        left = [getattr(method, "__code__", None)] if name not in met else []
         met.add(name)
         for code in left:
             if isinstance(code, CodeType):
-                names += code.co_names
+                names += [each for each in code.co_names if each not in MAKING]
                 found.update(each.argval for each in dis.get_instructions(code) if each.opname == "STORE_ATTR")
                 left += code.co_consts
     return frozenset(found)

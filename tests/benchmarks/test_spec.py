@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import subprocess
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +21,7 @@ from lrpx.benchmarks import BENCHMARKS, Run, find, keep
 from lrpx.benchmarks._agreement import Agreement
 from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFileError
 from lrpx.methods import AltiLogit
+from lrpx.metrics import Metric
 from lrpx.metrics._ground_truth import METRICS
 from lrpx.model import Spec
 from lrpx.runs import read_table
@@ -244,7 +247,13 @@ def counting(*sizes):
     [
         ((1, 0.5), (1, 2.0)),
         ([1, 3], [1, 4]),
+        ([[1, 3], [2]], [[1, 4], [2]]),
+        (np.float32(1), np.float32(2)),
         ({"scale": 1.0}, {"scale": 2.0}),
+        ({"scale": 1.0, "widths": [1]}, {"scale": 2.0, "widths": [1]}),  # as YAML has it
+        ({"attention": {"scale": 1.0}}, {"attention": {"scale": 2.0}}),
+        ({"scale": 1.0, "table": torch.ones(1)}, {"scale": 2.0, "table": torch.ones(1)}),
+        (SimpleNamespace(size=1, widths=[1]), SimpleNamespace(size=2, widths=[1])),
         (Sized(1), Sized(2)),
         (SimpleNamespace(size=1), SimpleNamespace(size=2)),
         (halved, doubled),
@@ -286,6 +295,49 @@ def test_a_model_is_known_by_the_functions_that_stand_on_it_and_by_no_tensor():
 )
 def test_code_is_known_by_what_it_holds_each_time(one, other):
     assert digest_of_code(counting(*one)) == digest_of_code(counting(*one)) != digest_of_code(counting(*other))
+
+
+class Least:
+    """A measure with settings, that counts its calls and keeps what it has made."""
+
+    def __init__(self, least, words=()):
+        self.least, self.words, self.calls, self.made = least, list(words), 0, {}
+
+    def __call__(self, relevance, truth):
+        self.calls += 1
+        self.made[self.calls] = torch.ones(1)
+        return float(self.least * len(self.words) + len(self.table))
+
+    @functools.cached_property
+    def table(self):
+        return [*self.words]
+
+
+def least(relevance, truth, least=0, words=()):
+    return float(least * len(words))
+
+
+def within(least):
+    return lambda relevance, truth: float(len(least))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Least(1), Least(2)),
+        (Least(1, ["is"]), Least(1, ["are"])),
+        (functools.partial(least, least=1), functools.partial(least, least=2)),
+        (functools.partial(least, words=["is"]), functools.partial(least, words=["are"])),
+        (within([1]), within([2])),
+        (within({"is": [1]}), within({"is": [2]})),
+        (within(np.ones(2)), within(np.zeros(2))),
+    ],
+)
+def test_a_metric_is_known_by_the_settings_that_its_measure_holds(one, other):
+    metrics = [Metric("Mine", "is it mine?", 0, 1, "higher", each) for each in (one, other)]
+    before, second = map(digest_of_code, metrics)
+    one(None, None)
+    assert digest_of_code(metrics[0]) == before != second
 
 
 WORDS, WEIGHTS, NAMES = ["is"], {"is": 1.0}, {"is"}
