@@ -513,6 +513,36 @@ def test_tokens_that_are_all_at_one_place_have_positions() -> None:
     assert trace.positions()
 
 
+class _Whole(_Tables):
+    """Biases of keys that are kept as long as the text, and are not cut."""
+
+    def bias(self, n: int) -> Tensor:
+        return {"of heads": self.keys, "of all heads": self.keys[0, 0], "a row": self.keys[0, 0, 0]}[self.how]
+
+
+@pytest.mark.parametrize("how", ["of heads", "of all heads"])
+@pytest.mark.parametrize("length", [3, 4, 5])  # there are 4 heads
+def test_a_bias_of_keys_that_is_as_long_as_the_text_is_theirs(how: str, length: int) -> None:
+    """It was a constant, and beside other positions without a word."""
+    model, ids = _Whole(how, longest=length), torch.tensor([[5, 9, 11, 3, 8][:length]])
+    (gradient,) = torch.autograd.grad(model(ids)[0, -1, 3], model.scores)
+    with propagate(model, PA_LRP, observe=(), ledger=True) as trace:
+        trace.explain(model(ids)[0, -1, 3])
+    (kept,) = trace.positions()
+    bias = model.bias(length).detach().expand(1, 4, length, length)
+    wanted = (0.5 * (bias - bias[..., :1]) * gradient).sum((0, 1, 2))
+    assert float(wanted.abs().max()) > 1e-3
+    torch.testing.assert_close(kept.relevance[0], wanted, rtol=1e-9, atol=1e-12)
+    assert trace.ledger().closes(1e-9)
+
+
+def test_a_row_of_keys_that_is_as_long_as_the_text_is_refused() -> None:
+    """Of as many features a product's norm has weights."""
+    model = _Whole("a row", longest=5)
+    with propagate(model, PA_LRP), pytest.raises(MethodError, match=r"what differs by place, of shape \[5\], is"):
+        model(torch.tensor([[5, 9, 11, 3, 8]]))
+
+
 class _Normalised(_Tables):
     """Biases of distances over the query's place, as FIRE has them, half of which are cut off at zero."""
 
@@ -880,6 +910,23 @@ def test_what_a_channel_or_a_head_has_is_no_position() -> None:
         return (heads * m.rows[:, None, :1]).transpose(1, 2).flatten(2)
 
     assert len(of_pictures(place)) == 16
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_bias_of_an_images_keys_is_theirs(count: int) -> None:
+    """The same for every query, it was a constant, and beside other positions without a word."""
+
+    def biased(m: Pictured, x: Tensor, bias: Tensor) -> Tensor:
+        heads = x.flatten(2).mT.unflatten(-1, (2, 4)).transpose(1, 2)
+        scores = heads @ heads.mT
+        scores = (scores.permute(0, 2, 3, 1) * m.rows[0, :2]).permute(0, 3, 1, 2)  # no positions: a factor of heads
+        return ((scores + bias).softmax(-1) @ heads).transpose(1, 2).flatten(2)
+
+    found = of_pictures(lambda m, x: biased(m, x, m.table.T[:2, None]), count)
+    wanted = of_pictures(lambda m, x: biased(m, x, F.embedding(torch.arange(16), m.table).T[:2, None]), count)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+    with pytest.raises(MethodError, match=r"what differs by place, of shape \[16\], is positions"):
+        of_pictures(lambda m, x: biased(m, x, m.table[:, 0]), count)
 
 
 class Seen(nn.Module):

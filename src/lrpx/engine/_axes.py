@@ -160,6 +160,15 @@ class Axes:
         """Whether a tensor is known to be scores, or their softmax."""
         return is_tensor(value) and self._made.get(value) in (SCORES, WEIGHTS)
 
+    def _are_of_keys(self, c: Tensor, met: Sequence[Any], shape: Sequence[int]) -> bool:
+        """Whether a constant that meets scores has a number for each of their last dimension, which is the keys': they
+        were not turned so that heads are last. A vector has so of scores of as many queries as keys: what was made of
+        a product may be features, with a norm's weights."""
+        scores = [each for each in met if self.are_known_scores(each)]
+        if not scores or len(shape) < 3 or c.ndim == 0 or not 1 < c.shape[-1] == shape[-1]:
+            return False
+        return all(each.stride(-1) == 1 for each in scores) and (c.ndim > 1 or shape[-2] == shape[-1])
+
     def is_map(self, value: Tensor) -> bool:
         """Whether a tensor is known to be a map, with its channels first or last."""
         return self._label(value) in (FIRST, LAST)
@@ -341,7 +350,9 @@ class Axes:
         is_of_input = is_whole and any(each.ids is None for each in self._run.sources)
         is_square = c.shape[-2] == c.shape[-1] or (of_scores and not self._numbers.lengths)  # or of fewer queries
         is_pair = (len(shape) > 3 or of_scores) and c.shape[-2:] == tuple(shape[-2:]) and is_square
-        is_pair |= is_scores
+        is_self = shape[-1] in (self._numbers.lengths or shape[-2:-1])
+        is_of_keys = is_scores or (c.shape[-2] == 1 and is_self and self._are_of_keys(c, met, shape))
+        is_pair |= is_of_keys
         if is_pair and not of_scores and not self._numbers.lengths and self._is_table(c, -2):
             why = (
                 f"nothing tells whether a table of shape {list(c.shape)} is for pairs of places, or of as many features"
@@ -349,7 +360,7 @@ class Axes:
             raise self.refusal(why)
         if is_pair:
             dim = -1 if c.shape[-1] in (self._numbers.lengths or c.shape) else None
-            if dim is None and not is_scores and self._is_of_blocks(c):
+            if dim is None and not is_of_keys and self._is_of_blocks(c):
                 raise self.refusal(f"a table of shape {list(c.shape)} has places of a block, and not of all tokens")
         else:
             is_last = any(self._label(each) == FIRST for each in met if is_tensor(each))
@@ -361,7 +372,7 @@ class Axes:
         first = 0 if any(map(self.is_turned, self._run.sources)) else 1  # in which the tokens may be, too
         others = [each for each in range(first - len(shape), 0) if each != dim and shape[each] == c.shape[dim]]
         is_unclear = any(each < -c.ndim or c.shape[each] == 1 for each in others)
-        is_unclear &= not is_pair or not is_scores
+        is_unclear &= not is_of_keys
         # of as many tokens as a head is wide, unless it is for pairs of these
         is_unclear |= is_pair and not of_scores and c.shape[-1] in self._numbers.lengths
         # of a text that was cut into blocks, one of which is all of it
@@ -405,11 +416,12 @@ class Axes:
         is_model = self.is_of_model(c)
         if self._numbers.is_of_input(c) or (self._numbers.is_given(c) and not is_model):
             return
-        dims = set(range(-c.ndim, 0))
+        dims, is_of_keys = set(range(-c.ndim, 0)), self._are_of_keys(c, met, shape)
         labels = {self._label(each) for each in met if is_tensor(each)}
         if lengths := self._numbers.lengths:
-            dims = {dim for dim in dims if dim < -1 and is_model and 1 < c.shape[dim] in lengths}
-        elif self.is_of_image():
+            last = 0 if is_of_keys else -1
+            dims = {dim for dim in dims if dim < last and is_model and 1 < c.shape[dim] in lengths}
+        elif self.is_of_image() and not is_of_keys:
             dims.discard(1 - len(shape) if FIRST in labels else -1)
         is_of_heads = HEADS in labels or c.shape[-1:] == (1,)
         is_of_heads &= not lengths and self._is_learned(c) and c.shape[-2:-1] == (1,)
