@@ -929,6 +929,22 @@ def test_a_bias_of_an_images_keys_is_theirs(count: int) -> None:
         of_pictures(lambda m, x: biased(m, x, m.table[:, 0]), count)
 
 
+def test_what_the_colours_of_patches_have_is_refused() -> None:
+    """As the frequencies of CSATv2's are normalised: it was three positions."""
+
+    class Coloured(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean, self.mix = nn.Buffer(noise(3, 16, seed=1)), nn.Parameter(noise(8, 48, seed=2))
+
+        def forward(self, pixels: Tensor) -> Tensor:
+            x = pixels.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(-1, 3, 16)
+            return F.linear((x - self.mean).reshape(len(pixels), -1, 48), self.mix).mean(1)
+
+    with propagate(model := Coloured(), PA_LRP, observe=()), pytest.raises(MethodError, match="an image's colours"):
+        model(noise(1, 3, 16, 16, seed=4))
+
+
 class Seen(nn.Module):
     """Attention over what a spelling makes of numbers that the model is given."""
 

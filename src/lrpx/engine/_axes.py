@@ -383,12 +383,17 @@ class Axes:
 
     def _refuse_of_map(self, c: Tensor, met: Sequence[Any]) -> None:
         """Refuse a table of a map's places that is multiplied with it, or added for all of its channels alike: of a
-        square it has the shape of biases of pairs.
+        square it has the shape of biases of pairs. So is one with a row for each of the colours of patches.
 
         Raises:
             MethodError: it is one.
         """
+        colours = {each.value.shape[1] for each in self._run.sources if each.ids is None and each.value.ndim == 4}
         for x in met:
+            is_of_patches = is_tensor(x) and x.ndim == 3 and len(x) != self.rows() and c.shape[-2:] == x.shape[1:]
+            if is_of_patches and c.shape[-2] <= PIXEL and c.shape[-2] in colours and self._is_table(c, -2):
+                why = f"nothing tells whether a table of shape {list(c.shape)} is of places or of an image's colours"
+                raise self.refusal(why)
             if is_tensor(x) and x.ndim == 4 and self.is_map(x):
                 dims = [dim for dim in self._dims_of_places(x) if dim >= -c.ndim and c.shape[dim] > 1]
                 if len(dims) > 1 and any(self._is_table(c, dim) for dim in dims):
