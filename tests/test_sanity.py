@@ -232,6 +232,15 @@ def test_one_text_is_not_compared_with_itself(bundled: BoundModel) -> None:
     assert sane.verdicts()["batch"] is None
 
 
+@pytest.mark.parametrize(("texts", "batch_size"), [(TEXTS, 1), (["What a lovely film, and " * 20, TEXTS[0]], 16)])
+def test_texts_that_never_run_together_pass_no_check_of_a_batch(
+    bundled: BoundModel, texts: list[str], batch_size: int
+) -> None:
+    (sane,) = sanity.check(bundled, texts, ["lrp"], batch_size=batch_size).methods
+    assert sane.batch is None
+    assert sane.verdicts()["batch"] is None
+
+
 def test_a_model_that_cannot_be_made_random_is_refused_by_name(bundled: BoundModel) -> None:
     training = BoundModel(copy.deepcopy(bundled.module).train(), bundled.tokenizer)
     with pytest.raises(ModelError, match=r"call model.eval\(\)"):

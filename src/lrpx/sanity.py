@@ -93,7 +93,7 @@ class Sane:
         other: rank correlation of the explanations of two logits; None where there is no other logit.
         ledger: the largest difference that a ledger misses, relative to its scale; None for a method without one.
         batch: the largest difference between a batch and each text alone, relative to the text's largest relevance;
-            None where the model takes no batch, or there is one text alone.
+            None where no two texts run together: there is one, the model takes no batch, or the lengths are too unlike.
         complete: the tokens' sum over the explained value, a text: their median, smallest and largest.
         tolerance: what ledger and batch may miss: half the digits of the model's precision, of float32 at most, which
             the norms of many a float64 model compute in.
@@ -368,8 +368,9 @@ class _Checking:
         return max(missed)
 
     def batch(self) -> float | None:
-        """The largest difference between a batch and a text alone, relative to the text's largest relevance."""
-        if not self.model.can_batch or len(self.questions) == 1:
+        """The largest difference between a batch and a text alone, relative to the text's largest relevance; None where
+        each text ran alone in any case, for nothing is compared then."""
+        if all(len(group) == 1 for group in self.model.groups(self.questions.rows, self.batch_size)):
             return None
         alone = self._explained(self.model, self.questions, batch_size=1)[0]
         pairs = zip(self.relevance, alone, strict=True)
