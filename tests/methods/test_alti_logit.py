@@ -328,6 +328,18 @@ def test_what_it_cannot_be_is_refused_when_it_is_made():
         _alti_logit.AltiLogit("a", epsilon=-1)
 
 
+@pytest.mark.parametrize("method", ["alti", "ifr"])
+def test_a_value_that_is_read_from_nowhere_has_no_shares(method):
+    """The pad token's row of a tied embedding is 0, so its logit is 0 whatever the text says."""
+    model = tiny.opt().double()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[1] = 0
+    explainer = Explainer(model)
+    for ids in ([5, 6, 7, 8], [[5, 6, 7, 8], [9, 5, 6, 7, 8, 9]]):
+        with pytest.raises(MethodError, match="does not depend on the last layer"):
+            explainer(ids, 1, method=method)
+
+
 def test_nothing_changes_after_an_error():
     model = models.tiny_llama()
     before = state(model)

@@ -117,7 +117,9 @@ class AltiLogit(Method):
             assert ran.trace.heads is not None
             if any(method.what == "alti" for method in methods):  # the others' parts are gradients, of whatever is read
                 ran.trace.heads.check_end(ran.answers.values)
-            for _ in ran.explained():
+            for chosen in ran.explained():
+                if any(method.what == "alti" for method in methods):
+                    read_rows(ran, chosen)
                 with torch.no_grad():  # only the model's own pass needs a graph
                     streams.append(_Stream.read(ran.trace))
                     ledgers += [_ledger(ran.trace, ran.paths)] if ledger else []
@@ -205,7 +207,19 @@ def _scores(what: Sequence[str], trace: Trace, streams: Sequence[_Stream], epsil
     return found | {"alti-logit": relevance + embedding, "alti": shares}
 
 
-def read_at(trace: Trace) -> Tensor:
+def read_rows(ran: Pass, chosen: Sequence[int]) -> Tensor:
+    """``[B, T]``: the positions that the values of the chosen questions are read from.
+
+    Raises:
+        MethodError: one is read from none, for its gradient is 0, so nothing tells whose shares to give.
+    """
+    read = _read_at(ran.trace)
+    if not bool(read[[ran.questions.asked[i].row for i in chosen]].any(-1).all()):
+        raise MethodError("the explained value does not depend on the last layer; use attnlrp or lrp")
+    return read
+
+
+def _read_at(trace: Trace) -> Tensor:
     """``[B, T]``: whether the explained value is read from a position, as the gradient tells."""
     return torch.stack([trace.gradient_at(write).abs().amax(-1) for write in _writes(trace)]).amax(0) > 0
 
@@ -213,7 +227,7 @@ def read_at(trace: Trace) -> Tensor:
 def _explained_rows(trace: Trace) -> Tensor:
     """``[B, K]``: the positions that the explained value is read from, as the gradient tells; the same one again where
     a row of the batch has fewer."""
-    used = read_at(trace)
+    used = _read_at(trace)
     count = max(int(used.sum(1).max()), 1)
     return used.to(torch.uint8).topk(count, dim=1).indices
 

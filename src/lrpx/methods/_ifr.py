@@ -9,7 +9,7 @@ import torch
 
 from lrpx import recipes
 from lrpx.errors import MethodError
-from lrpx.methods._alti_logit import CHUNK, attention_at, by_question, read_at
+from lrpx.methods._alti_logit import CHUNK, attention_at, by_question, read_rows
 from lrpx.methods._attention_maps import refuse_mixers
 from lrpx.methods._contract import Found, Method, register
 from lrpx.methods._refusals import refuse_ledger, refuse_number
@@ -102,10 +102,7 @@ class InformationFlow(Method):
             assert ran.trace.heads is not None
             ran.trace.heads.check_end(ran.answers.values)
             for chosen in ran.explained():
-                read = read_at(ran.trace)
-                if not bool(read[[ran.questions.asked[i].row for i in chosen]].any(-1).all()):
-                    raise MethodError("the explained value does not depend on the last layer; use attnlrp or lrp")
-                rounds.append(read)
+                rounds.append(read_rows(ran, chosen))
         with torch.no_grad():
             found = [_flow(ran.trace, rounds, method.threshold) for method in methods]
         size = list(ran.batch.inputs["input_ids"].shape)
