@@ -1060,3 +1060,69 @@ def test_a_table_of_the_one_block_that_an_image_is_has_its_places(count: int) ->
     found = of_pictures(lambda m, x: (x.flatten(2).mT[:, None] + m.table[None, None]).squeeze(1), count)
     wanted = of_pictures(lambda m, x: x.flatten(2).mT + m.table)
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+class Towers(nn.Module):
+    """Two texts that are looked up first, or each before its layers, and read each other by cross-attention."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.order = order
+        self.tokens, self.places = (nn.Embedding(32, WIDTH, _weight=noise(32, WIDTH, seed=seed)) for seed in (0, 1))
+        self.first, self.second = (nn.ModuleList(Reads(seed) for seed in seeds) for seeds in ((2, 3), (4, 5)))
+
+    def forward(self, input_ids: Tensor, other_ids: Tensor) -> Tensor:
+        if self.order == "second first":
+            y, x = (self.tokens(ids) for ids in (other_ids, input_ids))
+        elif self.order == "first":
+            x, y = (self.tokens(ids) for ids in (input_ids, other_ids))
+        if self.order == "one by one":
+            x, y = (self.tokens(ids) + self.places(torch.arange(ids.shape[1])) for ids in (input_ids, other_ids))
+        else:
+            x, y = (each + self.places(torch.arange(each.shape[1])) for each in (x, y))
+        for first, second in zip(self.first, self.second, strict=True):
+            x, y = first(x, y), second(y, x)
+        return torch.cat([x.mean(1), y.mean(1)], -1)
+
+
+class Reads(nn.Module):
+    """Attention to another text, whose distances are added to scores and turn queries and keys by angles."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(noise(4, WIDTH, WIDTH, seed=seed))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        w = self.weights
+        q, k = (
+            turned_as_one(F.linear(of, weight).unflatten(-1, (HEADS, EACH)).transpose(1, 2), *angles(of.shape[1]))
+            for of, weight in ((x, w[0]), (y, w[1]))
+        )
+        at = torch.arange(y.shape[1]) - torch.arange(x.shape[1])[:, None]
+        scores = q @ k.mT - at.abs() * torch.tensor([0.5, 0.25])[:, None, None]
+        values = F.linear(y, w[2]).unflatten(-1, (HEADS, EACH)).transpose(1, 2)
+        return x + F.linear((scores.softmax(-1) @ values).transpose(1, 2).flatten(2), w[3])
+
+
+def angles(length: int) -> tuple[Tensor, Tensor]:
+    each = torch.outer(torch.arange(length), 100 ** -(torch.arange(0, EACH, 2, dtype=REST) / EACH)).repeat(1, 2)
+    return each.cos(), each.sin()
+
+
+def of_towers(order: str, length: int, *, recompute: bool) -> list[Tensor]:
+    """By layer, the relevance of the positions of the first and the second text, of the first ``length`` tokens."""
+    model, ids = Towers(order), (IDS[:1, :5], IDS[1:, :length])
+    with propagate(model, PA_LRP, observe=(), recompute=recompute) as trace:
+        trace.explain(model(*ids)[0, 3])
+    kept = {(each.layer, torch.equal(each.source.ids, ids[0])): each.relevance for each in trace.positions()}
+    return [kept[key] for key in sorted(kept)]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("order", ["first", "second first"])
+@pytest.mark.parametrize("length", [5, 4])
+def test_positions_are_those_of_the_text_that_meets_them(order: str, length: int, *, recompute: bool) -> None:
+    """Of two texts of one length the one that was looked up last had the positions of both."""
+    found, wanted = (of_towers(each, length, recompute=recompute) for each in (order, "one by one"))
+    assert len(found) == 10
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)

@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from lrpx._kinds import rule_name
 from lrpx.engine._book import storage_of
 from lrpx.engine._gates import EXPONENTS
-from lrpx.engine._graph import descends
+from lrpx.engine._graph import descends, whose
 from lrpx.engine._numbers import Numbers, cut_dims, pairs
 from lrpx.engine._tensors import CONSTANT, GIVEN, any_carries, arguments, is_tensor, tensors_in, whole_of
 from lrpx.errors import MethodError
@@ -186,6 +186,12 @@ class Axes:
         """The sources that any of the tensors was computed from; a replay has no graph to tell."""
         every = [each for each in given if is_tensor(each)]
         return [source for source in sources if any(descends(each.grad_fn, {id(source.value)}) for each in every)]
+
+    def of_whose_rows(self, given: Sequence[Any], sources: Sequence[Source], *, is_scores: bool) -> list[Source]:
+        """The sources whose rows the tensors have; those of scores, along the keys."""
+        leaves = {id(source.value) for source in sources}
+        found = {whose(each.grad_fn, leaves, is_scores=is_scores) for each in given if is_tensor(each)}
+        return [source for source in sources if id(source.value) in found]
 
     def rows(self) -> int:
         """How many rows the batch has: of ids, if the model takes any, and positions are met everywhere."""

@@ -137,6 +137,27 @@ def descends(node: Any, leaves: Collection[int]) -> bool:
     return False
 
 
+def whose(node: Any, leaves: Collection[int], *, is_scores: bool = False) -> int | None:
+    """The ``id`` of the leaf whose rows a node has, of several that it comes from: that of what each function was given
+    first, as a residual comes before what a layer adds to it, and a query before its keys. Scores have the rows of
+    the keys, which are the last factor of their product."""
+    seen, waiting = set(), [node]
+    while waiting:
+        each = waiting.pop()
+        if each is None or each in seen:
+            continue
+        seen.add(each)
+        if each.name() == LEAF and id(each.variable) in leaves:
+            return id(each.variable)
+        given = [child for child, _ in each.next_functions if child is not None]
+        if is_scores and sum(descends(child, leaves) for child in given) > 1:
+            is_scores = False
+        else:
+            given.reverse()
+        waiting += given
+    return None
+
+
 # ------------------------------------------------------------------------------- the walk
 
 MET = "lrpx met this function"

@@ -529,9 +529,12 @@ class Positions(Tap):
             value = value.detach() if value.is_floating_point() or value.is_complex() else value.to(dtype)
         of_tokens = [each for each in run.sources if each.ids is not None] if self._is_everywhere else []
         count = math.prod(value.shape[dim] for dim in axis.dims)
-        # an image may have as many places as there are tokens
-        possible = self._axes.of_which(met, of_tokens) if self._axes.is_of_image() and not run.replaying else of_tokens
-        source = next((each for each in reversed(possible) if self._axes.shape_of_ids(each)[-1] == count), None)
+        possible = [each for each in of_tokens if self._axes.shape_of_ids(each)[-1] == count]
+        if self._axes.is_of_image() and not run.replaying:  # which may have as many places as there are tokens
+            possible = self._axes.of_which(met, possible)
+        elif len(possible) > 1 and not run.replaying:  # two texts of one length
+            possible = self._axes.of_whose_rows(met, possible, is_scores=axis.is_scores) or possible
+        source = possible[-1] if possible else None
         if source is None and of_tokens:
             raise self._axes.refusal(f"it has positions for {count} places, which are none of the tokens")
         rows = self._axes.rows()
