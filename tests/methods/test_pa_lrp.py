@@ -533,3 +533,36 @@ def test_a_sink_of_each_head_is_no_position_however_many_tokens_there_are() -> N
     alone = explainer(IDS[:3], 5, 9, method=PA).parts["positions"].values
     beside = explainer([IDS[:3], IDS], 5, 9, method=PA)[0].parts["positions"].values
     assert_allclose(alone.numpy(), beside.numpy(), rtol=0, atol=1e-5)
+
+
+class _Typed(torch.nn.Module):
+    """Adds what is looked up of tokens, of their types and of their places, in some order."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.order = order
+        self.tables = torch.nn.ModuleDict({name: torch.nn.Embedding(40, 8) for name in ("words", "types", "places")})
+        self.layers = torch.nn.ModuleList([_Turned()])
+        for seed, weights in enumerate(self.parameters()):
+            torch.nn.init.normal_(weights, generator=torch.Generator().manual_seed(seed))
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.tables["words"]
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: Any = None) -> torch.Tensor:
+        ids = {"words": input_ids, "types": input_ids * 0, "places": torch.arange(input_ids.shape[1])}
+        first, second, third = (self.tables[name](ids[name]) for name in self.order.split())
+        x = self.layers[0](first + second + third)
+        return x @ self.tables["words"].weight.T
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+@pytest.mark.parametrize("order", ["types words places", "types places words", "places types words"])
+def test_types_of_tokens_may_be_looked_up_before_these(order: str, length: int) -> None:
+    """No tokens came before them, and the error was Python's own."""
+    found, wanted = (
+        lrpx.Explainer(_Typed(each).double().eval(), task=lrpx.Task.CAUSAL)(IDS[:length], target=5, method="pa-lrp")
+        for each in (order, "words types places")
+    )
+    assert_allclose(found.relevance.numpy(), wanted.relevance.numpy(), rtol=1e-4, atol=1e-5)
+    assert_allclose(found.parts["positions"].values, wanted.parts["positions"].values, rtol=1e-4, atol=1e-5)

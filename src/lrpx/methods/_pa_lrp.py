@@ -223,15 +223,13 @@ def _unflattened(values: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _number(ran: Pass, source: Any) -> int:
-    """Of which of the pass's sources the tokens of a source are: the newest before it with as many of them."""
+    """Of which of the pass's sources the tokens of a source are: the newest before it with as many of them, or the
+    oldest behind it where there is none, as where types of tokens are looked up before these."""
     order = [id(each) for each in ran.trace.sources]
     starts = [order.index(id(part)) for part, *_ in ran.sources]
     length, at = source.ids.shape[-1], order.index(id(source))
-    return max(
-        number
-        for number, (start, (part, *_)) in enumerate(zip(starts, ran.sources, strict=True))
-        if start <= at and _length(part) == length
-    )
+    fitting = [number for number, (part, *_) in enumerate(ran.sources) if _length(part) == length]
+    return max((number for number in fitting if starts[number] <= at), default=fitting[0])
 
 
 def _length(source: Source) -> int:
