@@ -566,3 +566,19 @@ def test_types_of_tokens_may_be_looked_up_before_these(order: str, length: int) 
     )
     assert_allclose(found.relevance.numpy(), wanted.relevance.numpy(), rtol=1e-4, atol=1e-5)
     assert_allclose(found.parts["positions"].values, wanted.parts["positions"].values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [4, 6])
+def test_positions_of_what_an_encoder_reads_and_a_decoder_are_refused_of_a_series(length: int) -> None:
+    """Of as many past as future places, which is the default, they were summed as the same."""
+    sizes = {f"{name}_{what}": 2 for name in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    lengths = {"context_length": 6, "prediction_length": length, "lags_sequence": [1, 2]}
+    config = tf.TimeSeriesTransformerConfig(d_model=16, num_time_features=1, **sizes, **lengths)
+    model = tf.TimeSeriesTransformerForPrediction(config).eval()
+    past, future = torch.arange(8.0)[None], torch.arange(float(length))[None]
+    given = {"past_values": past, "past_time_features": past[..., None], "past_observed_mask": torch.ones(1, 8)}
+    given |= {"future_values": future, "future_time_features": future[..., None]}
+    with lrpx.propagate(model, lrpx.PA_LRP, observe=()) as trace:
+        trace.explain(model(**given).params[0][0, -1])
+    with pytest.raises(MethodError, match="positions of two inputs"):
+        trace.positions()

@@ -122,10 +122,12 @@ class Positions(Tap):
             by_head: whether by heads.
 
         Raises:
-            MethodError: one layer has positions of places of different number, or of rows and of columns.
+            MethodError: one layer has positions of places of different number, or of rows and of columns, or of two
+                inputs.
         """
         found: dict[tuple[str, int, int | None], Kept] = {}
         along: dict[tuple[str, int], tuple[int, ...]] = {}  # which dimension is the places', of how many
+        of: dict[tuple[str, int, int | None], int] = {}
         again = {sink.layer for sink in self.sinks if sink.call}
         for sink in self.sinks:
             layer = f"{sink.layer}#{sink.call}" if sink.layer in again else sink.layer
@@ -137,6 +139,11 @@ class Positions(Tap):
                 raise MethodError(
                     f"{layer or 'the model'} meets positions of rows and those of columns, which are no place's; add "
                     "one to the other before both are added to the image, or use attnlrp"
+                )
+            if sink.of is not None and of.setdefault(key, sink.of) != sink.of:
+                raise MethodError(
+                    f"{layer or 'the model'} meets positions of two inputs, as of what an encoder reads and a decoder, "
+                    "which are no place's; use attnlrp"
                 )
             before = found.get(key)
             if before is not None and before.relevance.shape != mine.shape:
@@ -571,8 +578,24 @@ class Positions(Tap):
             is_along = len(shape) > 3 and len(axis.dims) == 1 and not axis.is_scores
             ndim = len(shape) if is_along and source is None else 0
             of = source, rows if is_wide else None, axis.dims, heads
-            self.sinks.append(Sink(path, call, line, leaf, *of, is_of_keys, is_of_layer, is_behind, ndim))
+            which = self._of_which(leaf, met, axis, path) if source is None and not is_of_layer else None
+            self.sinks.append(Sink(path, call, line, leaf, *of, is_of_keys, is_of_layer, is_behind, ndim, which))
         return leaf
+
+    def _of_which(self, leaf: Tensor, met: Sequence[Any], axis: Axis, path: str) -> int | None:
+        """Of which of several inputs of numbers what is added to their rows is; where both are cut from one tensor, as
+        of a series of past and future, what was not made of other positions has its own."""
+        inputs = [each for each in self._run.sources if each.ids is None]
+        found = self._axes.of_whose_rows(met, inputs, is_scores=axis.is_scores) if len(inputs) > 1 else []
+        if len(found) != 1 or path != INPUT:
+            return id(found[0].value) if found else None
+        before = {
+            id(sink.leaf): sink.of for sink in self.sinks if sink.layer == INPUT and sink.of and sink.leaf.is_leaf
+        }
+        again = [
+            of for key, of in before.items() if any(descends(each.grad_fn, {key}) for each in met if is_tensor(each))
+        ]
+        return again[0] if again else id(leaf) if before else id(found[0].value)
 
     def _is_behind(self, met: Sequence[Any]) -> bool:
         """Whether any of some tensors was made of positions that a layer in no list has met."""

@@ -38,6 +38,7 @@ class Sink:
         is_behind: whether what it meets was made of other positions of layers, outside of every list of modules.
         ndim: how many dimensions of an image's it meets, where one of several is that of the places, as of rows or of
             columns; else 0.
+        of: of which of several inputs of numbers the places are, by the ``id`` of its leaf; None where nothing tells.
     """
 
     layer: str
@@ -52,6 +53,7 @@ class Sink:
     is_of_layer: bool = False
     is_behind: bool = False
     ndim: int = 0
+    of: int | None = None
 
     def rows_of(self, value: Tensor) -> Tensor:
         """``[B, n, d]`` of the leaf, or of its gradient, where it is positions that are added to an image's rows."""
