@@ -683,6 +683,37 @@ def efficient(m: Roles, x: torch.Tensor, heads: int) -> torch.Tensor:
     return x + m.o((q.softmax(-1) @ (k.softmax(-2).mT @ v)).transpose(1, 2).flatten(2))
 
 
+def pooled(m: Roles, x: torch.Tensor, spelled: str) -> torch.Tensor:
+    """A weight for each place, by one output of a layer, which is no router of one expert."""
+    scores, v = m.w(torch.tanh(m.u(x))), m.v(x)
+    if spelled == "softmax":
+        return x + m.o((scores.softmax(1) * v).sum(1, keepdim=True))
+    e = scores.exp()
+    if spelled == "moved":
+        return x + m.o((e.mT / e.mT.sum(-1, keepdim=True)) @ v)
+    given = (e * v).sum(1, keepdim=True) if spelled == "divided after a sum" else e.mT @ v
+    return x + m.o(given / e.sum(1, keepdim=True))
+
+
+def pooled_by_heads(m: Roles, x: torch.Tensor, spelled: str) -> torch.Tensor:
+    """A weight for each place and head; as many heads as places, so that shapes do not tell."""
+    e, v = m.w(x).exp(), m.v(x).repeat(1, 1, 5).unflatten(-1, (5, 8))
+    if spelled == "einsum":
+        given = torch.einsum("bth,bthd->bhd", e, v) / e.sum(1)[..., None]
+    elif spelled == "moved":
+        given = ((e.mT / e.mT.sum(-1, keepdim=True))[:, :, None] @ v.transpose(1, 2))[:, :, 0]
+    else:
+        given = (e.mT[:, :, None] @ v.transpose(1, 2))[:, :, 0] / e.mT.sum(-1, keepdim=True)
+    return x + m.o(given.sum(1, keepdim=True))
+
+
+def mixed_after_a_move(m: Roles, x: torch.Tensor) -> torch.Tensor:
+    """A router's choice among experts, by exponentials that were moved before they are summed."""
+    e = m.w(x).mT.exp()
+    experts = torch.stack([torch.tanh(each(x)) for each in (m.q, m.k, m.v)], 1)
+    return x + m.u((e[..., None] * experts).sum(1) / e.sum(1)[..., None])
+
+
 ROLES = {  # the model, the outputs of w and u, and the layers into attention; the one out of it is o
     "a layer makes the weights": (partial(synthesized, heads=2), 10, 8, "wv"),
     "a layer makes the weights of one head": (synthesized_by_one_head, 5, 8, "wuv"),
@@ -720,6 +751,15 @@ ROLES = {  # the model, the outputs of w and u, and the layers into attention; t
     "by elements": (partial(by_elements, features="summed"), 1, 8, "qkv"),
     "by elements, each by itself": (partial(by_elements, features="each"), 1, 8, "qkv"),
     "efficient": (partial(efficient, heads=2), 1, 8, "qkv"),
+    **{
+        f"pooled, {spelled}": (partial(pooled, spelled=spelled), 1, 8, "wuv")
+        for spelled in ("softmax", "moved", "divided after a sum", "divided after a product")
+    },
+    **{
+        f"pooled by heads, {spelled}": (partial(pooled_by_heads, spelled=spelled), 5, 8, "wv")
+        for spelled in ("moved", "einsum", "product")
+    },
+    "experts, exponentials that were moved": (mixed_after_a_move, 3, 8, ""),
 }
 
 

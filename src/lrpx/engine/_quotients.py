@@ -37,7 +37,7 @@ from lrpx.engine._notes import (
     unchanged,
     ways,
 )
-from lrpx.engine._softmaxes import LEAST, refused, softmax_of, under_softmax
+from lrpx.engine._softmaxes import LEAST, along_outputs, refused, softmax_of, under_softmax
 from lrpx.engine._tensors import carries
 
 if TYPE_CHECKING:
@@ -208,9 +208,9 @@ def _attended(run: Any, op: Op, a: Tensor, b: Tensor, made: Made) -> Tensor | No
 def _attending(run: Any, out: Tensor, made: Made, total: Tensor) -> None:
     """``out`` is what attention gives, or that times a ``total`` of exponentials: unless a router's."""
     if run.asks_for_places and out.grad_fn is not None:
-        leaves = leaves_of(made)
-        scores = [each.tensor for each in leaves if not each.is_value]
-        if total.shape[-1:] != (1,) or not any(map(_roles.is_of_outputs, scores)):
+        leaves, (below, _) = leaves_of(made), noted(total) or (made, SUMMED)
+        if all(along_outputs(below, each) is None for each in leaves_of(below) if not each.is_value):
+            scores = [each.tensor for each in leaves if not each.is_value]
             _roles.attended(out, scores, [each.tensor for each in leaves if each.is_value])
 
 

@@ -457,15 +457,18 @@ def attended(out: Tensor, scores: Sequence[Tensor], values: Sequence[Tensor]) ->
     cast("Any", out.grad_fn).metadata[ATTENDED] = True
 
 
-def mark_weights(run: Any, out: Any, scores: Any = None, dim: int = -1) -> Any:
+def mark_weights(run: Any, out: Any, scores: Any = None, dim: int | None = -1) -> Any:
     """``out``, the result of a softmax along ``dim``: attention weights, but where it is of all that a linear layer
-    gave (``scores``), or of the largest of it, along its outputs, as a router's among experts is."""
+    gave (``scores``), or of the largest of it, along its outputs, as a router's among experts is. ``dim`` is None where
+    it is known to be along none of these."""
     if not run.asks_for_places:
         return out
     mark = WEIGHTS
-    if scores is not None and is_of_outputs(scores, dim):
+    if scores is None or dim is None:
+        pass
+    elif is_of_outputs(scores, dim):
         mark = ROUTED
-    elif scores is not None and scores.grad_fn is not None and scores.ndim:
+    elif scores.grad_fn is not None and scores.ndim:
         own = _origins.origin(scores, dim, through_products=False)
         mark = OF_LAYER if own == (_origins.OUTPUTS, False) else WEIGHTS
     if getattr(out, "grad_fn", None) is not None:
@@ -509,18 +512,21 @@ def are_mixed(out: Tensor) -> bool:
 def sums_to_one(weights: Tensor, dim: int, *, may_move: bool = True) -> bool:
     """Whether a softmax is along a dimension; an empty row has nothing. ``may_move``: also where each row has but one,
     as the places where experts find their tokens."""
-    asked = _ASKED.get()
     total = weights.detach().sum(dim)
     found = (((total - 1).abs() < NEARLY_ONE) | (total == 0)).all()
     if not may_move:
         found = found & ~((weights == 0).any() & ((weights == 0) | (weights == 1)).all())
-    if asked is None:
-        return bool(found)
-    return asked.answer((weights.shape, dim, may_move), found.detach())
+    return is_found(found, (weights.shape, dim, may_move))
+
+
+def is_found(found: Tensor, what: object) -> bool:
+    """Whether ``found``, which numbers tell, is so; in a trace, which has none, whether it was in the plain pass."""
+    asked = _ASKED.get()
+    return bool(found) if asked is None else asked.answer(what, found.detach())
 
 
 class Asked:
-    """What :func:`sums_to_one` finds in a plain pass, and in the trace of the same, whose tensors have no numbers.
+    """What :func:`is_found` finds in a plain pass, and in the trace of the same, whose tensors have no numbers.
 
     Args:
         answers: those of the plain pass; None to keep them.
@@ -550,7 +556,7 @@ class Asked:
 
 @contextmanager
 def asking(asked: Asked) -> Iterator[None]:
-    """In the block, what :func:`sums_to_one` finds is kept there, or taken from there."""
+    """In the block, what :func:`is_found` finds is kept there, or taken from there."""
     token = _ASKED.set(asked)
     try:
         yield

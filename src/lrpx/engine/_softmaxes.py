@@ -21,6 +21,7 @@ from lrpx.engine._notes import (
     LOG,
     NORMALISED,
     PRODUCTS,
+    Leaf,
     Made,
     Note,
     leaves_of,
@@ -155,7 +156,7 @@ def softmax_of(run: Any, value: Tensor, made: Made) -> Tensor | None:
     y = under_softmax(run, value, made)
     if y is None:
         return None
-    out = mark_gate(run.recipe, "softmax", _weights(run, y, next(iter(leaves_of(made))).tensor))
+    out = mark_gate(run.recipe, "softmax", _weights(run, y, made))
     for scores in {id(each.tensor): each.tensor for each in leaves_of(made)}.values():
         mark_merging(run, out, scores)
     if asks_for_scores(run.recipe):
@@ -164,13 +165,43 @@ def softmax_of(run: Any, value: Tensor, made: Made) -> Tensor | None:
     return out
 
 
-def _weights(run: Any, y: Tensor, scores: Tensor) -> Any:
+def _weights(run: Any, y: Tensor, made: Made) -> Any:
     """``y``, marked as attention weights, if it is none of a router's scores."""
     if not run.asks_for_places:
         return y
+    leaf = leaves_of(made)[0]
+    scores = leaf.tensor
+    outputs = along_outputs(made, leaf)
+    if outputs is not None:
+        return _roles.mark_weights(run, y, scores, outputs)
     dims = range(-1, -y.ndim - 1, -1) if scores.shape == y.shape else (-1,)
     dim = next((each for each in dims if y.ndim and _roles.sums_to_one(y, each)), None)
-    return _roles.mark_weights(run, y) if dim is None else _roles.mark_weights(run, y, scores, dim)
+    if dim is None:
+        return _roles.mark_weights(run, y)
+    return _roles.mark_weights(run, y, scores, None if _roles.is_of_outputs(scores, dim) else dim)
+
+
+def along_outputs(made: Made, leaf: Leaf) -> int | None:
+    """Along which dimension of exponents a sum of their exponentials, or what was divided by one, is over all outputs
+    of a layer, as a router's is, wherever they were moved since; None if along none."""
+    scores = leaf.tensor
+    return next((d for d in range(-scores.ndim, 0) if _roles.is_of_outputs(scores, d) and _adds(made, leaf, d)), None)
+
+
+def _adds(made: Made, leaf: Leaf, dim: int) -> bool:
+    """Whether it adds up what is along a dimension: without some of it there is less, and neither nothing nor the
+    same. Where exponents were changed since, nobody can tell."""
+    leaves, size = leaves_of(made), leaf.tensor.shape[dim]
+    if not unchanged(leaves):
+        return dim == -1
+    given = {each: each.tensor.detach() for each in leaves}
+    whole = remade(made, given)
+    number = torch.arange(size, device=whole.device).view(-1, *(1,) * (-1 - dim))
+    found = torch.zeros((), dtype=torch.bool, device=whole.device)
+    for bit in range((size - 1).bit_length()):  # any two numbers differ in one
+        left = remade(made, given | {leaf: given[leaf].masked_fill((number >> bit) % 2 == 1, -torch.inf)})
+        found = found | ~((left == 0) | left.isnan() | torch.isclose(left, whole)).all()
+    return _roles.is_found(found, (leaf.tensor.shape, "adds", dim))
 
 
 PLAIN = (rules.unmodified, rules.constant)
