@@ -1497,6 +1497,7 @@ CHUNKS: dict[str, Of] = {
     ),
     "sigmoids": lambda one, other, a, b: one * torch.sigmoid(a - b) + (b - a).sigmoid() * other,
     "a ring": lambda one, other, a, b: one - torch.sigmoid(b - a) * (one - other),
+    "their exponentials": lambda one, other, a, b: (a.exp() * one + b.exp() * other) / (a.exp() + b.exp()),
     "an einsum": lambda one, other, a, b: torch.einsum(
         "btc,cbtd->btd", torch.cat([a, b], -1).softmax(-1), torch.stack([one, other])
     ),
@@ -1509,6 +1510,18 @@ def test_attention_that_is_put_together_of_chunks_is_refused(name: str) -> None:
     with pytest.raises(UnknownOperationError, match=r"run attention at once|torch\.softmax"):
         relevance(attention, lrpx.ATTNLRP)
     agree(attention, lambda q, k, v: scores(q, k).softmax(-1) @ v, "lrp")  # the values take all
+
+
+def test_attention_in_chunks_by_the_sums_that_they_were_divided_by_is_refused() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        parts = [s.exp() for s in scores(q, k).tensor_split(2, -1)]
+        sums = [e.sum(-1, keepdim=True) for e in parts]
+        given = [(e / n) @ values for e, n, values in zip(parts, sums, v.tensor_split(2, 1), strict=True)]
+        return (sums[0] * given[0] + sums[1] * given[1]) / (sums[0] + sums[1])
+
+    with pytest.raises(UnknownOperationError, match="run attention at once"):
+        relevance(attention, lrpx.ATTNLRP)
+    agree(attention, lambda q, k, v: scores(q, k).softmax(-1) @ v, "lrp")
 
 
 def test_layers_of_exponentials_over_one_another_are_refused_under_a_rule_for_layers() -> None:

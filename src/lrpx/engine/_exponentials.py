@@ -311,7 +311,7 @@ def multiplied(run: Any, op: Op, out: Any, a: Any, b: Any, again: Op | None = No
                 return _mark_layer(out)
             state = max(found[1], SUMMED)
     else:
-        leaf = Leaf(value, is_value=True)
+        leaf = Leaf(value, is_value=True, of_sum=found[1] == SUMMED)
         made = Made(op, *((found[0], leaf) if one is not None else (leaf, found[0])))
         made.terms = _terms_of_product(found[0], leaf)
     note(out, made, state)

@@ -39,6 +39,8 @@ LEADS_ON = LINEAR | SCALES | ADDS | {OWN, NORM} | frozenset("ScatterReduce Index
 DECAYED = "lrpx decayed"
 """What the node of the graph is marked with that made a product with an exponential."""
 
+CHUNKS = "product of attention and a softmax of sums of exponentials (run attention at once, not in chunks)"
+"""What is refused where attention is put together of chunks."""
 MERGING = "lrpx merging"
 """What the node of the graph is marked with that made weights of sums of exponentials, or of logarithms of such, as
 those are by which attention is put together that was computed in chunks."""
@@ -297,7 +299,7 @@ def _refuse_merging(run: Any, given: Sequence[Tensor]) -> None:
         return
     are_products = [reaches(node, lambda each: run.counts.get(each._sequence_nr(), 1) > 1) for node in nodes]
     if any(i != j for i, one in enumerate(merging) if one for j, other in enumerate(are_products) if other):
-        run.refuse("product of attention and a softmax of sums of exponentials (run attention at once, not in chunks)")
+        run.refuse(CHUNKS)
 
 
 def reaches(node: Any, fits: Callable[[Any], bool], leads_on: frozenset[str] = LEADS_ON) -> bool:

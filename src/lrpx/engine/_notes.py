@@ -74,13 +74,14 @@ class Leaf(Made):
     Args:
         tensor: the tensor.
         is_value: which of the two.
+        of_sum: whether a sum of exponentials was multiplied with the value.
     """
 
-    __slots__ = ("is_value", "tensor", "version")
+    __slots__ = ("is_value", "of_sum", "tensor", "version")
 
-    def __init__(self, tensor: Tensor, *, is_value: bool = False) -> None:
+    def __init__(self, tensor: Tensor, *, is_value: bool = False, of_sum: bool = False) -> None:
         super().__init__(lambda: tensor)
-        self.tensor, self.version, self.is_value = tensor, tensor._version, is_value
+        self.tensor, self.version, self.is_value, self.of_sum = tensor, tensor._version, is_value, of_sum
         self.terms = WITH_VALUES if is_value else OTHERS
 
 

@@ -188,6 +188,8 @@ def _attended(run: Any, op: Op, a: Tensor, b: Tensor, made: Made) -> Tensor | No
     if not is_uniform or len(counts) > 1 or not unchanged(leaves):
         return None
     n = next(iter(counts), 0)
+    if n > 1 and any(each.of_sum for each in leaves):
+        run.refuse(_factors.CHUNKS)
 
     def shared(op: Op, *given: Tensor) -> Any:
         return op(*(_share(x, each, n) for x, each in zip(given, leaves, strict=True)))
