@@ -13,6 +13,8 @@ from tokenizers.processors import BertProcessing
 
 from lrpx import Explainer, Span, Task
 from lrpx._encoded import read
+from lrpx.coverage._classes import choose
+from lrpx.coverage._tiny import tiny_model
 from lrpx.errors import InputError, ModelError, TargetError
 from tests import tiny
 from tests.reference import models
@@ -600,6 +602,46 @@ def test_what_processors_say_of_one_image():
     assert all(torch.equal(found.arguments[name], value) for name, value in of_images.items())
     with pytest.raises(InputError, match=r"the token_type_ids are int64 of shape \[2\] for 3 tokens"):
         read({"input_ids": ids, "token_type_ids": torch.tensor([[0, 1]])}, lambda *_: True)
+
+
+@pytest.mark.filterwarnings("ignore:.* as those of n-grams")
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen4_exp"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_places_of_three_numbers_for_each_token_are_those_of_their_row_without_its_padding(name, side):
+    """``[3, B, T]``, as ``get_rope_index`` makes them of padded texts; as many texts as numbers, and another count."""
+    (kind,) = choose([name], "image-text-to-text")
+    model = tiny_model(kind)
+    explain = Explainer(model)
+    generator = torch.Generator().manual_seed(0)
+    texts = [torch.randint(5, 30, (count,), generator=generator) for count in (6, 4, 3)]
+    places = [torch.arange(len(ids))[None] * torch.tensor([[1], [2], [3]]) for ids in texts]
+    alone = [
+        explain({"input_ids": ids[None], "attention_mask": torch.ones(1, len(ids)), "position_ids": at[:, None]}, 7)
+        for ids, at in zip(texts, places, strict=True)
+    ]
+    values = [
+        model(input_ids=ids[None], position_ids=at[:, None]).logits[0, -1, 7].item()
+        for ids, at in zip(texts, places, strict=True)
+    ]
+    assert [each.explained.value for each in alone] == pytest.approx(values, abs=1e-5)
+
+    def padded(rows):
+        width = max(row.shape[-1] for row in rows)
+        return torch.stack([torch.nn.functional.pad(row, shape(width - row.shape[-1])) for row in rows], -2)
+
+    def shape(more):
+        return (more, 0) if side == "left" else (0, more)
+
+    for count in (1, 2, 3):
+        chosen = [1] if count == 1 else range(count)
+        width = {"input_ids": padded([texts[0], *texts])[1:], "position_ids": padded([places[0], *places])[:, 1:]}
+        width["attention_mask"] = padded([torch.ones(len(ids), dtype=torch.int64) for ids in [texts[0], *texts]])[1:]
+        batch = {key: each[..., list(chosen), :] for key, each in width.items()}
+        found = explain(batch, 7)
+        for at, each in zip(chosen, [found] if count == 1 else found, strict=True):
+            torch.testing.assert_close(each.relevance.clone(), alone[at].relevance.clone(), rtol=1e-3, atol=1e-6)
+    with pytest.raises(InputError, match=r"the position_ids are int64 of shape \[3, 1, 5\] for 6 tokens"):
+        explain({"input_ids": texts[0][None], "position_ids": torch.zeros(3, 1, 5, dtype=torch.int64)}, 7)
 
 
 def test_a_token_of_a_page_is_left_out_where_the_model_counts_places_twice():

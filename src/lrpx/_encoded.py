@@ -26,6 +26,8 @@ OF_IMAGES = ("_thw", "_sizes")
 """How names end of what a processor says of each image, ``[images, …]``: few numbers, which are no tokens'."""
 OF_TOKENS = ("type_ids", "position_ids")
 """How names end of what has a number for each token and nothing else."""
+PLACES = "position_ids"
+"""The places of tokens: a number for each; or several, ``[n, B, T]``, where a model counts frames, rows and columns."""
 EMBEDDED = ("inputs_embeds", "decoder_inputs_embeds")
 """What stands in the place of token ids."""
 
@@ -72,10 +74,15 @@ def rows_of(batch: Mapping[str, Any], rank: int = 2) -> list[dict[str, Any]]:
     if count == 1:
         return [dict(batch)]
     held = {key: value for key, value in batch.items() if value is not None and hasattr(value, "__len__")}
+    places = _tensor(PLACES, held[PLACES]) if rank == 2 and depth(held.get(PLACES)) == 3 else None
+    of_each = places is not None and places.shape[1:] == (count, len(held["input_ids"][0]))
+    if places is not None and of_each:
+        held[PLACES] = places.transpose(0, 1)
     uneven = next((key for key, value in held.items() if len(value) != count), None)
     if uneven is not None:
         raise InputError(f"{uneven} has {len(held[uneven])} rows for {count} inputs; pass one input at a time")
-    return [{key: value[i : i + 1] for key, value in held.items()} for i in range(count)]
+    rows = [{key: value[i : i + 1] for key, value in held.items()} for i in range(count)]
+    return [row | {PLACES: row[PLACES].transpose(0, 1)} for row in rows] if of_each else rows
 
 
 def read(given: Mapping[str, Any], accepts: Callable[[str, Any], bool]) -> Encoded:
@@ -120,10 +127,15 @@ def read(given: Mapping[str, Any], accepts: Callable[[str, Any], bool]) -> Encod
             if value.shape == ids.shape and not value.is_floating_point():
                 per_token[key] = [int(each) for each in value[kept]]
                 del fields[key]
+            elif key == PLACES and fields[key].ndim == 3 and fields[key].shape[1:] == (1, len(ids)):
+                fields[key] = fields[key][..., kept]
             elif fields[key].ndim <= 1 or (value.ndim == 1 and key.endswith(OF_TOKENS)):
                 raise InputError(f"the {key} are {_told(value)} for {len(ids)} tokens; pass one number for each token")
             elif key not in RANKS and fields[key].shape[:2] == (1, len(ids)):
                 fields[key] = fields[key][:, kept]  # several numbers for each token, such as its place on the page
+            elif key == PLACES:
+                told = f"{_told(value)} for {len(ids)} tokens"
+                raise InputError(f"the {key} are {told}; pass those of this input, [n, 1, tokens], or leave them out")
         places = per_token.get("position_ids", [])
         if not has_mask and any(after - before != 1 for before, after in pairwise(places)):
             raise InputError(
