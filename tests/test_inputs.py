@@ -604,6 +604,33 @@ def test_what_processors_say_of_one_image():
         read({"input_ids": ids, "token_type_ids": torch.tensor([[0, 1]])}, lambda *_: True)
 
 
+def test_types_of_tokens_that_a_model_hands_on_to_its_encoder_are_read():
+    """An EncoderDecoderModel names none among its arguments, and its BERT has embeddings of them."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    parts = {"vocab_size": 30, "initializer_range": 0.4}
+    torch.manual_seed(0)
+    encoder = tf.BertModel(tf.BertConfig(**sizes, **parts))
+    decoder = tf.BertLMHeadModel(tf.BertConfig(**sizes, **parts, is_decoder=True, add_cross_attention=True))
+    model = tf.EncoderDecoderModel(encoder=encoder, decoder=decoder).eval()
+    given = {"input_ids": torch.tensor([[5, 7, 9]]), "attention_mask": torch.ones(1, 3, dtype=torch.int64)}
+    given["token_type_ids"] = torch.tensor([[0, 0, 1]])
+    written = torch.tensor([[1, 7]])
+    table = encoder.get_input_embeddings()
+    kept = []
+
+    def keep(module, args, output):
+        kept.append(output.detach().requires_grad_())
+        return kept[0] * 1
+
+    with table.register_forward_hook(keep):
+        logit = model(**given, decoder_input_ids=written).logits[0, -1, 4]
+    (slope,) = torch.autograd.grad(logit, kept)
+    found = Explainer(model)(given, 4, method="gradient-x-input", decoder=[1, 7])
+    assert found.explained.value == pytest.approx(logit.item(), abs=1e-5)
+    expected = (kept[0] * slope).detach().sum(-1)[0]
+    torch.testing.assert_close(found.relevance[:3], expected, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.filterwarnings("ignore:.* as those of n-grams")
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen4_exp"])
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -471,7 +471,12 @@ class Reader:
         """Whether the model takes a field of its input. One of different numbers is not left out where nobody knows."""
         if tasks.accepts(self.model, argument):
             return True
-        if tasks.may_hand_on(self.model) and _encoded.differs(argument, values):
+        hands_on = tasks.may_hand_on(self.model) or tasks.is_named_inside(self.model, argument)
+        if hands_on and _encoded.differs(argument, values):
+            if not tasks.may_hand_on(self.model) and "input_ids" in self.task.arguments:
+                moved = tasks.is_moved_by_field(self.model, self.task, argument, torch.as_tensor(values))
+                if moved is not None:
+                    return moved
             raise InputError(
                 f"the input has {argument}, and the forward pass of {type(self.model).__name__} takes arguments of any "
                 f"name, so nobody knows whether it would hand them on; name {argument} among its arguments, or pass "

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import torch
 from torch import Tensor
 
-from lrpx._modules import base_model, named_modules
+from lrpx._modules import argument_names, base_model, named_modules
 from lrpx.errors import InputError, ModelError
 
 if TYPE_CHECKING:
@@ -235,6 +235,13 @@ def may_hand_on(model: Module) -> bool:
     if (inner := base_model(model)) is not model:
         return may_hand_on(inner)
     return not type(model).__module__.startswith("transformers.") and _takes_any(model)
+
+
+def is_named_inside(model: Module, argument: str) -> bool:
+    """Whether a forward pass takes arguments of any name, and a module inside names this one, to which it may hand it
+    on: an EncoderDecoderModel's encoder the types of tokens."""
+    inside = (each for each in model.modules() if each is not model)
+    return _takes_any(model) and any(argument in argument_names(each.forward) for each in inside)
 
 
 def _takes_any(model: Module) -> bool:

@@ -378,6 +378,26 @@ def is_moved_by_ones(model: Module, task: Task, ids: Sequence[int], arguments: M
     return without.shape == masked.shape and not (draws or _is_close(without, masked, weight.dtype))
 
 
+def is_moved_by_field(model: Module, task: Task, argument: str, values: Tensor) -> bool | None:
+    """Whether a field of whole numbers, one for each token of a text, changes what a model says of a text as long; None
+    where it does not run on such a text alone."""
+    weight = first_weight(model)
+    text = torch.arange(values.numel(), device=input_device(model))[None] % len(weight)
+    given: dict[str, Tensor] = {"input_ids": text} | _needed(model, text)
+    if "decoder_input_ids" in task.arguments:
+        given["decoder_input_ids"] = text[:, :1]
+    field = values.reshape(1, -1).to(text.device)
+    try:
+        with _trying(model):
+            without, told = (
+                _first_of(model(**{name: each.clone() for name, each in (given | more).items()}))
+                for more in ({}, {argument: field})
+            )
+    except Exception:  # it takes something else
+        return None
+    return without.shape != told.shape or not _is_close(without, told, weight.dtype)
+
+
 def rows_alone(model: Module, task: Task, pad_id: int) -> bool:
     """Whether a model's head may be given a few rows alone, as far as a short input tells: a module of one's own may
     add others of each token to its logits, a second table's, say, or use them again. transformers' are believed, but
