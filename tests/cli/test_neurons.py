@@ -329,3 +329,19 @@ def test_white_space_at_the_end_of_a_prompt_is_read(command, tmp_path):
     assert [row.mean for row in Ranking.load(tmp_path / "found.json").rows] == pytest.approx(
         [row.mean for row in expected.rows], rel=1e-4
     )
+
+
+def test_turn_tells_every_score_of_a_model_of_several(command, tmp_path):
+    """Six numbers of an essay, say, are no chances, of which the likeliest would do."""
+    names = ["cohesion", "syntax", "vocabulary", "phraseology", "grammar", "conventions"]
+    explainer = lrpx.Explainer.from_pretrained()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+    config = tf.LlamaConfig(
+        vocab_size=len(explainer.tokenizer), num_labels=6, problem_type="regression", pad_token_id=0,
+        id2label=dict(enumerate(names)), **sizes,
+    )  # fmt: skip
+    tf.LlamaForSequenceClassification(config).save_pretrained(tmp_path)
+    explainer.tokenizer.save_pretrained(tmp_path)
+    code, out, _ = command("turn", "The doors of the house", "--set", "1:3=5", "--model", tmp_path)
+    assert code == 0
+    assert [out.count(repr(name)) for name in names] == [2] * 6

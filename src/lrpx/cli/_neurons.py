@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 KINDS: Final = ("neurons", "heads", "queries", "keys", "values", "attention", "mlp", "residual")
 SHOWN: Final = 5
-"""So many predictions are told before and after."""
+"""So many of the likeliest predictions are told before and after; of scores all."""
 ROWS: Final = 1000
 """So many units are shown in the terminal; files have all that were asked for."""
 
@@ -330,7 +330,7 @@ def _parsed(option: str, given: str, count: int) -> tuple[int | str, int, list[f
 
 
 def _predicted(explainer: Explainer, text: str, _: int) -> list[str]:
-    """The likeliest predictions, one a line; of numbers that are no chances, as a score, the number of each.
+    """The likeliest predictions, one a line; of numbers that are no chances, as scores, each of them.
 
     Raises:
         MethodError: there is no row of logits to read them from.
@@ -348,7 +348,7 @@ def _predicted(explainer: Explainer, text: str, _: int) -> list[str]:
     question = Question(0, bound.reader.position(row, None), bound.default_target())
     logits = bound.ask(Questions((row,), (question,))).logits[0].double()
     if bound.predicted(logits, row) is None:
-        return [f"{number(value)}  {bound.exact_label(index)!r}" for index, value in enumerate(logits.tolist()[:SHOWN])]
+        return [f"{number(value)}  {bound.exact_label(index)!r}" for index, value in enumerate(logits.tolist())]
     best = bound.probabilities(logits).topk(min(SHOWN, len(logits)))
     pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
     return [f"{chance:6.1%}  {bound.exact_label(index)!r}" for chance, index in pairs]
