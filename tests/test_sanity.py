@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from rich.console import Console
 from scipy.stats import spearmanr
 
 import lrpx
@@ -287,6 +290,24 @@ def test_the_page_is_shown_and_kept(run: Any, tmp_path: Any) -> None:
         "overflow-x:auto",
     ):
         assert said in page
+
+
+@pytest.mark.parametrize("width", [30, 80, _check.WIDTH])
+def test_no_number_and_no_name_is_cut_off_however_many_methods_there_are(width: int) -> None:
+    names = ("attnlrp", "lrp", "gradient-x-input", "gradient-l1", "gradient-l2-squared", "leave-one-out", "alti-logit")
+    means = [sanity.Mean(0.12, -0.34, 0.56), sanity.Mean(-0.78, -0.91, 0.23), sanity.Mean(0.45, 0.41, 0.48)]
+    stages = tuple(sanity.Stage(part, *means) for part in ("head", "model.layers.0", "embeddings"))
+    complete = (0.67, -1234.56, 89.01)
+    made = tuple(sanity.Sane(name, stages, means[0], 1.2e-7, 3.4e-6, complete, 3.5e-4) for name in names)
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(_check.page(sanity.Sanity("m", "float32", 3, 0, made)))
+    told = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in told
+    assert max(map(len, told.splitlines())) <= width
+    words = Counter(word.strip("[]().,") for word in told.replace("│", " ").split())
+    for number in ("1.2e-07", "3.4e-06", "−1234.56", "89.01"):
+        assert words[number] == len(names)
+    assert words["−0.34"] == len(names) * (2 + len(stages))
 
 
 @pytest.mark.parametrize(

@@ -28,16 +28,22 @@ class Pieces:
         corner: what the lines' names are.
         names: of the lines.
         columns: the name of each, and a cell for each line.
+        title: above the first piece.
+        wrapped: whether cells are told in words, which may go on in the next line; no word is cut off.
     """
 
     corner: str
     names: Sequence[str]
     columns: Sequence[tuple[str, Sequence[Text]]]
+    title: str = ""
+    wrapped: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         named = max(map(cell_len, (self.corner, *self.names)))
+        if self.wrapped:
+            named = min(named, max(NAMED, options.max_width // 4))
         room = options.max_width - 1 - BORDERS - named
-        numbers = [max((cell.cell_len for cell in cells), default=0) for _, cells in self.columns]
+        numbers = [max(map(self._width, cells), default=0) for _, cells in self.columns]
         widths = [max(each, cell_len(name)) for each, (name, _) in zip(numbers, self.columns, strict=True)]
         if sum(widths) + BORDERS * len(widths) > room:
             widths = [max(each, min(wide, NAMED)) for each, wide in zip(numbers, widths, strict=True)]
@@ -46,14 +52,29 @@ class Pieces:
             least = max(widths, default=1) + BORDERS
             named, room = max(1, min(named, named + room - least)), max(room, least)
         for start, end in _parts(widths, room):
+            spare = max(0, room - sum(widths[start:end]) - BORDERS * (end - start)) // (end - start)
             heads = (
-                Column(Text(name), justify="right", width=width, overflow="fold")
-                for (name, _), width in zip(self.columns[start:end], widths[start:end], strict=True)
+                Column(
+                    Text(name),
+                    justify="left" if self.wrapped else "right",
+                    width=min(width + spare, self._whole(name, cells)) if self.wrapped else width,
+                    overflow="fold",
+                )
+                for (name, cells), width in zip(self.columns[start:end], widths[start:end], strict=True)
             )
-            piece = Table(Column(Text(self.corner), width=named, overflow="fold"), *heads)
+            title = Text(self.title) if self.title and not start else None
+            piece = Table(Column(Text(self.corner), width=named, overflow="fold"), *heads, title=title)
             for line, name in enumerate(self.names):
                 piece.add_row(Text(name), *(cells[line] for _, cells in self.columns[start:end]))
             yield piece
+
+    def _width(self, cell: Text) -> int:
+        """The least that a cell needs: its longest word, or all of it."""
+        return max(map(cell_len, cell.plain.split()), default=0) if self.wrapped else cell.cell_len
+
+    def _whole(self, name: str, cells: Sequence[Text]) -> int:
+        """The most that a column needs."""
+        return max([cell_len(name), *(cell.cell_len for cell in cells)])
 
 
 def _parts(widths: Sequence[int], room: int) -> Iterator[tuple[int, int]]:

@@ -7,12 +7,13 @@ from html import escape as html_escape
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
-from rich.markup import escape
 from rich.progress import Progress
-from rich.table import Table
+from rich.text import Text
 
 from lrpx import sanity
 from lrpx._files import write_text
+from lrpx._views.picture import one_line
+from lrpx.benchmarks._pieces import Pieces
 from lrpx.cli._streams import hush, progress, read_column
 from lrpx.methods import find
 from lrpx.methods._contract import check_each_once
@@ -91,14 +92,14 @@ def check(
 
 def page(found: sanity.Sanity) -> RenderableType:
     """The verdicts of all methods, and behind them each method's numbers."""
-    verdicts = Table(title=f"{escape(found.model)} ({found.dtype}), {found.texts} texts, seed {found.seed}")
-    verdicts.add_column("check")
+    names = list(found.methods[0].verdicts())
+    columns = []
     for sane in found.methods:
-        verdicts.add_column(escape(sane.method))
-    for name in found.methods[0].verdicts():
-        verdicts.add_row(name, *(_verdict(sane, name) for sane in found.methods))
-    verdicts.add_row("completeness", *(f"Σ tokens = {_range(sane.complete)} of the value" for sane in found.methods))
-    about = (
+        complete = Text(f"Σ tokens = {_range(sane.complete)} of the value")
+        columns.append((one_line(sane.method), [*(_verdict(sane, name) for name in names), complete]))
+    title = f"{one_line(found.model)} ({found.dtype}), {found.texts} texts, seed {found.seed}"
+    verdicts = Pieces("check", [*names, "completeness"], columns, title, wrapped=True)
+    about = Text(
         "Rank correlations are means over texts with their 95 % bootstrap intervals. Randomised weights (the "
         "embeddings and all above them) and another class pass where the interval ends at "
         f"{sanity.SIMILAR} or below, a convention; ledger and batch where no more than "
@@ -108,31 +109,32 @@ def page(found: sanity.Sanity) -> RenderableType:
     return Group(verdicts, about, *(_cascade(sane) for sane in found.methods))
 
 
-def _verdict(sane: sanity.Sane, name: str) -> str:
+def _verdict(sane: sanity.Sane, name: str) -> Text:
     passed = sane.verdicts()[name]
     if passed is None:
-        return "does not apply"
+        return Text("does not apply")
     said = {
         "randomised weights": lambda: _mean(sane.stages[-1].cascade),
         "another class": lambda: "" if sane.other is None else _mean(sane.other),
         "ledger": lambda: f"misses {sane.ledger:.1e}",
         "batch": lambda: f"differs by {sane.batch:.1e}",
     }[name]()
-    return f"[green]passed[/green], {said}" if passed else f"[red]FAILED[/red], {said}"
+    return Text().append(*("passed", "green") if passed else ("FAILED", "red")).append(f", {said}")
 
 
-def _cascade(sane: sanity.Sane) -> Table:
-    table = Table(title=f"{escape(sane.method)}: rank correlation with the explanation of the trained model")
-    table.add_column("random", overflow="fold")
-    for heading in ("down to here", "its absolute value", "here alone"):
-        table.add_column(heading)
-    for stage in sane.stages:
-        table.add_row(escape(stage.part), *(_mean(each) for each in (stage.cascade, stage.absolute, stage.alone)))
-    return table
+def _cascade(sane: sanity.Sane) -> Pieces:
+    means = {
+        "down to here": [stage.cascade for stage in sane.stages],
+        "its absolute value": [stage.absolute for stage in sane.stages],
+        "here alone": [stage.alone for stage in sane.stages],
+    }
+    columns = [(name, [Text(_mean(each)) for each in some]) for name, some in means.items()]
+    title = f"{one_line(sane.method)}: rank correlation with the explanation of the trained model"
+    return Pieces("random", [one_line(stage.part) for stage in sane.stages], columns, title, wrapped=True)
 
 
 def _mean(mean: sanity.Mean) -> str:
-    return f"{mean.value:.2f} \\[{mean.low:.2f}, {mean.high:.2f}]".replace("-", "−")
+    return f"{mean.value:.2f} [{mean.low:.2f}, {mean.high:.2f}]".replace("-", "−")
 
 
 def _range(ends: tuple[float, float, float]) -> str:
