@@ -394,6 +394,25 @@ def test_a_patch_from_another_text(llama):
     assert torch.allclose(found, logits(llama, other))  # from the layer on it is the other
 
 
+@pytest.mark.parametrize("length", [7, 16, 24])
+def test_angles_of_all_rows_have_their_features_last_however_long_the_text(llama, length):
+    """They are [1, T, d]: of a text as long as some layer is wide, its tokens were taken for the features."""
+    ids = torch.arange(2 * length).reshape(2, length) % 31
+    rotary = "model.rotary_emb"
+
+    def changed(x):
+        x[..., 2] = 0.5
+        return x
+
+    with lrpx.intervene(llama, {(rotary, "output"): {2: 0.5}}):
+        found = logits(llama, ids)
+    assert torch.equal(found, by_hand(llama, rotary, changed, "output", ids))
+    assert not torch.equal(found, logits(llama, ids))
+    with record(llama, [(rotary, "output")]) as seen:
+        logits(llama, ids)
+    assert seen[rotary, "output"].shape == (1, length, 4)
+
+
 def _layer(model, ids):
     with record(model, ["model.layers.0"]) as seen:
         logits(model, ids)

@@ -22,7 +22,8 @@ def across(holders: Sequence[Module], value: Tensor, tokens: Tensor | None) -> i
     """The dimension of a value along which its features lie; None where nobody knows.
 
     It is the last, but of a convolution ``[B, d, T]`` or ``[B, d, H, W]``, of what normalises its output, and of a
-    module that holds such and gives as many features as one of them along the second dimension alone.
+    module that holds such, or is in what does, and gives as many features as one of them along the second dimension
+    alone. Elsewhere the second dimension has tokens, however many.
 
     Args:
         holders: the module that takes or gives the value, and those that it is in, the innermost first.
@@ -40,10 +41,12 @@ def across(holders: Sequence[Module], value: Tensor, tokens: Tensor | None) -> i
         return -1
     parts = next((found for each in holders if (found := _parts(each))), [])
     has_maps, only_maps = any(part.of_maps for part in parts), all(part.of_maps for part in parts)
-    by_token = tokens is not None and value.shape[:2] in (tokens.shape, tokens.shape[::-1])
+    # angles of tokens, ``[1, T, d]``, are those of all rows
+    by_token = tokens is not None and value.shape[:2] in (tokens.shape, tokens.shape[::-1], (1, tokens.shape[1]))
     if by_token and not (has_maps and only_maps):  # a map may be as wide as there are tokens
         return -1
-    fitting = [dim for dim in (1 - value.ndim, -1) if any(value.shape[dim] in part.widths for part in parts)]
+    dims = (1 - value.ndim, -1) if has_maps or _widths(module) else (-1,)
+    fitting = [dim for dim in dims if any(value.shape[dim] in part.widths for part in parts)]
     if len(fitting) == 1:
         return fitting[0]
     return None if has_maps or (tokens is None and value.ndim > 3) else -1
