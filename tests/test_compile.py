@@ -20,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from transformers import MixtralConfig, MixtralForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama import modeling_llama
+from transformers.pytorch_utils import Conv1D
 from transformers.utils.import_utils import is_tracing
 
 from lrpx import ATTNLRP, Contrast, Explainer, LogProb, Margin, Task
@@ -714,6 +715,27 @@ def test_a_router_of_sigmoids():
 def recorded(monkeypatch):
     """The graph as it was recorded, in the place of TorchInductor's code."""
     monkeypatch.setattr(_compiled, "_code", lambda graph: graph)
+
+
+@pytest.mark.parametrize(
+    ("build", "kind"), [(llama, nn.Linear), (models.tiny_gpt2, Conv1D), (models.tiny_gpt2, nn.LayerNorm)]
+)
+def test_weights_in_buffers_are_inputs_of_the_code(recorded, build, kind):
+    """Such are a frozen layer's once torch's ``remove_parametrizations`` has given it a plain weight again: "Please
+    convert all Tensors to FakeTensors first"."""
+    model = build()
+    for module in model.modules():
+        if isinstance(module, kind):
+            weight = module.weight.detach().clone()
+            del module.weight
+            module.register_buffer("weight", weight)
+    compiled = Explainer(model, compile=True)
+    for factor in (1.0, 1.5):
+        for module in model.modules():
+            if isinstance(module, kind):
+                module.weight.mul_(factor)
+        assert_same(compiled(ROWS[0]), Explainer(model)(ROWS[0]), 1e-9)
+    assert len(compiled.bound.compiler._passes) == 1
 
 
 class Mixed(nn.Module):

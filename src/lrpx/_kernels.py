@@ -77,6 +77,12 @@ class _Either(Function):
         return (None, dy) if ctx.choice.is_second else (dy, None)
 
 
+def _constant(weight: Tensor | None) -> Tensor | None:
+    """A weight for the backward pass. By way of a torch function, so that a trace has its own tensor in the place of a
+    buffer's, too: what is only saved, no mode sees."""
+    return None if weight is None else weight.detach()
+
+
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
     """``factor·x + (1 − factor)·[x]detach``, as a view of ``x``."""
     return _on_entry(x.view_as(x), factor) if x.requires_grad else x
@@ -159,7 +165,7 @@ def _with_backward_product(by: _Product) -> Operation:
 class _WithBackwardProduct(Function):
     @staticmethod
     def forward(ctx: Any, by: _Product, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(weight)
+        ctx.save_for_backward(_constant(weight))
         ctx.by = by
         y = by.op(x, weight, bias)
         return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y  # a view could not be changed in place
@@ -326,7 +332,7 @@ class _LayerNormConstantStd(Function):
             wide = x.to(torch.promote_types(x.dtype, torch.float32))
             # the kernel of LayerNorm gives the deviation sooner than that of the variance
             reciprocal_std = torch.native_layer_norm(wide, x.shape[dims[0] :], None, None, eps)[2]
-        ctx.save_for_backward(reciprocal_std, weight)
+        ctx.save_for_backward(reciprocal_std, _constant(weight))
         ctx.dims = dims
         return value
 
@@ -359,7 +365,7 @@ class _RMSNormConstantStd(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, op: Operation, dims: tuple[int, ...], weight: Tensor | None, eps: float) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        ctx.save_for_backward(torch.rsqrt(wide.square().mean(dims, keepdim=True) + eps), weight)
+        ctx.save_for_backward(torch.rsqrt(wide.square().mean(dims, keepdim=True) + eps), _constant(weight))
         return op(x)
 
     @staticmethod
