@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import enum
 import itertools
+import subprocess
+import sys
 import threading
 from argparse import Namespace
 from collections import UserDict, deque
@@ -736,6 +738,26 @@ def test_weights_in_buffers_are_inputs_of_the_code(recorded, build, kind):
                 module.weight.mul_(factor)
         assert_same(compiled(ROWS[0]), Explainer(model)(ROWS[0]), 1e-9)
     assert len(compiled.bound.compiler._passes) == 1
+
+
+POOLED = """
+import torch
+from lrpx import Explainer, Task
+from lrpx.engine import _compiled
+_compiled._code = lambda graph: graph
+layers = torch.nn.Conv2d(3, 4, 3), torch.nn.MaxPool2d(3, 2, 1), torch.nn.Flatten(), torch.nn.Linear(36, 5)
+class Net(torch.nn.Sequential):
+    def forward(self, pixel_values):
+        return super().forward(pixel_values)
+explainer = Explainer(Net(*layers).eval(), task=Task.IMAGE_CLASSIFICATION, compile=True)
+explainer({"pixel_values": torch.randn(1, 3, 8, 8)}, 1)
+"""
+
+
+def test_a_max_pooling_in_the_first_code_of_a_process():
+    """Torch reads a module of its own for it that only the first code imports: "cannot be compiled"."""
+    done = subprocess.run([sys.executable, "-c", POOLED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 class Mixed(nn.Module):

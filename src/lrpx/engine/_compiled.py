@@ -445,6 +445,7 @@ def _halves(joint: Callable[..., list[Tensor]], tensors: Sequence[Tensor]) -> tu
     Raises:
         TypeError: it writes into its arguments.
     """
+    import torch._inductor.lowering  # which that of a max-pooling reads, and nothing has imported before the first code
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
     from torch._subclasses.fake_tensor import FakeTensorMode
