@@ -170,6 +170,24 @@ def test_a_bias_after_the_product_is_the_layers(spelling: str, rule: str, ledger
 
 @pytest.mark.parametrize("ledger", [False, True])
 @pytest.mark.parametrize("rule", RULES)
+def test_a_bias_behind_a_convolution_whose_channels_are_last_in_memory(rule: str, ledger: bool) -> None:
+    """As `input_projections[i](x).flatten(2) + level_embed[i][:, None]` of a OneFormer, whose batch is laid out so."""
+
+    def behind(x: Tensor, w: Tensor, b: Tensor, layout: torch.memory_format = torch.channels_last) -> Tensor:
+        image = x.mT.unflatten(-1, (ROWS, 1)).expand(-1, -1, -1, 2).contiguous(memory_format=layout)
+        made = F.conv2d(image, w[..., None, None], 0.5 * b)
+        return (made.flatten(2) + 0.5 * b[None, :, None]).mT
+
+    def in_order(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return behind(x, w, b, torch.contiguous_format)
+
+    recipe = replace(lrpx.LRP, convolution=RULES[rule])
+    found, wanted = (relevance(layer, recipe, ledger=ledger) for layer in (behind, in_order))
+    assert float((found - wanted).abs().max()) <= 1e-12 * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize("ledger", [False, True])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("spelling", SCALED)
 def test_a_bias_after_the_scale_of_quantised_weights_is_the_layers(spelling: str, rule: str, ledger: bool) -> None:
     recipe = replace(lrpx.LRP, linear=RULES[rule])

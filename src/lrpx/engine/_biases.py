@@ -241,7 +241,8 @@ def _noted(made: Tensor, note: Note) -> Layer | None:
 def _moved(layer: Layer, made: Tensor, base: Tensor) -> Layer | None:
     """``layer``, which has made the base of ``made``: its outputs for all rows, or some of them, as the queries are of
     one product that gives queries, keys and values."""
-    if not base.is_contiguous() or base.storage_offset():
+    order = sorted(range(base.ndim), key=base.stride, reverse=True)  # as in memory: channels may be the last there
+    if not base.permute(order).is_contiguous() or base.storage_offset():
         return None
     memory: list[tuple[int, int]] = []
     for least, end in sorted((base.stride(i), base.stride(i) * base.shape[i]) for i in layer.dims):
@@ -260,7 +261,7 @@ def _moved(layer: Layer, made: Tensor, base: Tensor) -> Layer | None:
     place, shape = (made.shape, made.stride(), made.storage_offset()), base.shape
 
     def moved(x: Tensor) -> Tensor:
-        return x.contiguous().as_strided(*place)
+        return x.permute(order).contiguous().as_strided(*place)
 
     bias = None if layer.bias is None else moved(layer.bias.expand(shape))
     return layer._replace(op=lambda x, weight: moved(layer.op(x, weight)), bias=bias, dims=dims)
