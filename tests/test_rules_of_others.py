@@ -137,6 +137,56 @@ def test_a_number_of_each_score_that_is_taken_off_belongs_to_it(recipe):
     )
 
 
+class Pooled(torch.nn.Module):
+    """Scores of two layers, and a third that is weighed by ``weigh(scores, values)``."""
+
+    def __init__(self, weigh):
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.v = (torch.nn.Linear(4, 4) for _ in range(3))
+        self.weigh = weigh
+
+    def forward(self, x):
+        return self.weigh(self.q(x) @ self.k(x).mT, self.v(x))
+
+
+def moved(spelled, s, v):
+    e = s.mT.exp() if spelled == "scores" else s.exp()
+    if spelled == "scores":
+        return e / e.sum(-1, keepdim=True) @ v
+    if spelled == "exponentials":
+        return e.mT / e.mT.sum(-1, keepdim=True) @ v
+    if spelled == "divided after":
+        return e.mT @ v / e.sum(-2)[..., None]
+    chosen = e[..., :1] if spelled == "chosen" else e.topk(2)[0]
+    return chosen / chosen.sum(-1, keepdim=True) if spelled == "largest" else chosen / e.sum(-1, keepdim=True) * v
+
+
+@pytest.mark.parametrize("recipe", OF_SCORES, ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("spelled", ["exponentials", "divided after", "chosen", "largest"])
+def test_exponentials_that_were_moved_have_no_rule_that_sees_the_scores(spelled, recipe):
+    """Each weight would have the share of the score that stands in its place."""
+    x = torch.randn(1, 4, 4, generator=torch.Generator().manual_seed(1))
+    with pytest.raises(MethodError, match="moved or chosen before they were divided"):
+        explained(Pooled(partial(moved, spelled)), recipe, x)
+    softmax = explained(Pooled(lambda s, v: s.mT.softmax(-1) @ v), recipe, x)
+    assert_allclose(explained(Pooled(partial(moved, "scores")), recipe, x), softmax, rtol=1e-4, atol=1e-4)
+
+
+def explained(model, recipe, x):
+    with lrpx.propagate(model, recipe) as trace:
+        out = model(x)
+    trace.explain(out.sum())
+    return trace.relevance("x").numpy()
+
+
+@pytest.mark.parametrize("x", [torch.ones(3, 3), torch.eye(3) * 100], ids=["equal", "large"])
+def test_a_uniform_bias_is_for_a_softmax_over_the_last_dimension_whatever_its_numbers(x):
+    rules.uniform_bias(softmax, x)
+    with pytest.raises(MethodError, match="over the last dimension"):
+        rules.uniform_bias(partial(torch.softmax, dim=0), x)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_uniform_bias_of_a_softmax_in_half_precision(dtype):
     """Its rounded weights sum to 1 but for a few thousandths."""

@@ -141,7 +141,7 @@ def uniform_bias(op: Operation, /, x: Tensor) -> Tensor:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     still, value = wide.detach(), y.detach().to(wide.dtype)
     rounding = max(1e-3, 2 * torch.finfo(y.dtype).eps)
-    if y.shape == x.shape and x.ndim and torch.allclose(value.sum(-1), value.new_ones(()), rtol=0, atol=rounding):
+    if y.shape == x.shape and x.ndim and _sums_to_one(value, rounding) and _sums_to_one(op(_others(x)), rounding):
         taking_part = (still > MASKED) & (op(torch.zeros_like(x)) != 0)  # a mask may follow the exponential
         scores, tangent = still.masked_fill(~taking_part, -math.inf), still.masked_fill(~taking_part, 0.0)
         expected = (value * still).masked_fill(~taking_part, 0.0).sum(-1, keepdim=True)
@@ -162,6 +162,16 @@ def uniform_bias(op: Operation, /, x: Tensor) -> Tensor:
     inputs = math.prod(x.shape[i] for i in reduced)
     spread = (ratio(torch.ones_like(still), inputs * still) * wide).sum(reduced, keepdim=True)
     return with_gradient_of(y.detach(), y - along.detach() * spread)
+
+
+def _sums_to_one(y: Tensor, rounding: float) -> bool:
+    return torch.allclose(y.sum(-1).to(torch.float64), y.new_ones((), dtype=torch.float64), rtol=0, atol=rounding)
+
+
+def _others(x: Tensor) -> Tensor:
+    """Other numbers, whose softmax over another dimension than the last sums to one along none but that, as that of
+    equal scores, or of large ones, may along the last, too."""
+    return torch.arange(x.numel(), device=x.device).view(x.shape).sin().to(x.dtype)
 
 
 MASKED = -5e3

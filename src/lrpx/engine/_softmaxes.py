@@ -219,8 +219,12 @@ def under_softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
     if made.is_weighed and softmax not in PLAIN and not isinstance(softmax, rules.Scaled):
         why = "of exponentials beside other constants, which belong to the scores"
         raise run.refuse_rule("softmax", "exp", why, "add the logarithms of these to the scores, or ")
-    if softmax in OF_SCORES and any(_has_taken_off(each.grad_fn) for each in scores):
-        raise _refuse_taken_off(run, "exp")
+    if softmax in OF_SCORES:
+        if any(_has_taken_off(each.grad_fn) for each in scores):
+            raise _refuse_taken_off(run, "exp")
+        if not _stays(made, value):
+            why = "of exponentials that were moved or chosen before they were divided"
+            raise run.refuse_rule("softmax", "exp", why, "divide first, or move the scores themselves, or ")
 
     def again(*given: Tensor) -> Any:
         if softmax is rules.constant:
@@ -230,6 +234,21 @@ def under_softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
 
     y: Tensor = run.apply("softmax", again, *scores)
     return y if softmax is rules.constant else rules.with_gradient_of(value, y)
+
+
+def _stays(made: Made, value: Tensor) -> bool:
+    """Whether each number of a softmax is that of the exponent in its own place: without it, it is nothing, and
+    without others it is something."""
+    leaves = leaves_of(made)
+    if any(each.tensor.shape != value.shape for each in leaves):
+        return False
+    number = torch.arange(value.numel(), device=value.device).view(value.shape)
+    found = torch.ones((), dtype=torch.bool, device=value.device)
+    for bit in range((value.numel() - 1).bit_length()):  # any two numbers differ in one
+        out = (number >> bit) % 2 == 1
+        left = remade(made, {each: each.tensor.detach().masked_fill(out, -torch.inf) for each in leaves})
+        found = found & torch.where(out, (left == 0) | left.isnan(), (left != 0) | (value == 0)).all()
+    return _roles.is_found(found, (value.shape, "stays"))
 
 
 # ----------------------------------------------------------------------------------------------------- what is refused
