@@ -707,9 +707,10 @@ def pooled_by_heads(m: Roles, x: torch.Tensor, spelled: str) -> torch.Tensor:
     return x + m.o(given.sum(1, keepdim=True))
 
 
-def mixed_after_a_move(m: Roles, x: torch.Tensor) -> torch.Tensor:
-    """A router's choice among experts, by exponentials that were moved before they are summed."""
-    e = m.w(x).mT.exp()
+def mixed_after_a_move(m: Roles, x: torch.Tensor, more: float = 0.0) -> torch.Tensor:
+    """A router's choice among experts, by exponentials that were moved before they are summed; with ``more`` the first
+    outweighs the others everywhere."""
+    e = (m.w(x) + torch.tensor([more, 0, 0], dtype=x.dtype)).mT.exp()
     experts = torch.stack([torch.tanh(each(x)) for each in (m.q, m.k, m.v)], 1)
     return x + m.u((e[..., None] * experts).sum(1) / e.sum(1)[..., None])
 
@@ -760,6 +761,7 @@ ROLES = {  # the model, the outputs of w and u, and the layers into attention; t
         for spelled in ("moved", "einsum", "product")
     },
     "experts, exponentials that were moved": (mixed_after_a_move, 3, 8, ""),
+    "experts, one of which outweighs the others": (partial(mixed_after_a_move, more=40.0), 3, 8, ""),
 }
 
 

@@ -190,11 +190,12 @@ def along_outputs(made: Made, leaf: Leaf) -> int | None:
 
 def _adds(made: Made, leaf: Leaf, dim: int) -> bool:
     """Whether it adds up what is along a dimension: without some of it there is less, and neither nothing nor the
-    same. Where exponents were changed since, nobody can tell."""
+    same; told with equal exponents, for one of a run's may outweigh all others. Where they were changed since, nobody
+    can tell."""
     leaves, size = leaves_of(made), leaf.tensor.shape[dim]
     if not unchanged(leaves):
         return dim == -1
-    given = {each: each.tensor.detach() for each in leaves}
+    given = {each: torch.zeros_like(each.tensor.detach()) for each in leaves}
     whole = remade(made, given)
     number = torch.arange(size, device=whole.device).view(-1, *(1,) * (-1 - dim))
     found = torch.zeros((), dtype=torch.bool, device=whole.device)
