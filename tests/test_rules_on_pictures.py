@@ -683,6 +683,22 @@ def efficient(m: Roles, x: torch.Tensor, heads: int) -> torch.Tensor:
     return x + m.o((q.softmax(-1) @ (k.softmax(-2).mT @ v)).transpose(1, 2).flatten(2))
 
 
+def by_landmarks(m: Roles, x: torch.Tensor, order: str) -> torch.Tensor:
+    """Nyströmformer's attention, which is three matrices of weights, one of them inverted by products."""
+    q, k, v = m.q(x), m.k(x), m.v(x)
+    few_q, few_k = (each[:, :4].unflatten(1, (2, 2)).mean(2) for each in (q, k))
+    one, between, other = (a @ b.mT for a, b in ((q, few_k), (few_q, few_k), (few_q, k)))
+    one, between, other = (each.softmax(-1) for each in (one, between, other))
+    eye, z = torch.eye(2, dtype=x.dtype), between.mT / 2
+    z = 0.25 * z @ (13 * eye - between @ z @ (15 * eye - between @ z @ (7 * eye - between @ z)))
+    products = {
+        "by two": lambda: (one @ z) @ (other @ v),
+        "weights first": lambda: (one @ z @ other) @ v,
+        "values first": lambda: one @ (z @ (other @ v)),
+    }
+    return x + m.o(products[order]())
+
+
 def pooled(m: Roles, x: torch.Tensor, spelled: str) -> torch.Tensor:
     """A weight for each place, by one output of a layer, which is no router of one expert."""
     scores, v = m.w(torch.tanh(m.u(x))), m.v(x)
@@ -752,6 +768,10 @@ ROLES = {  # the model, the outputs of w and u, and the layers into attention; t
     "by elements": (partial(by_elements, features="summed"), 1, 8, "qkv"),
     "by elements, each by itself": (partial(by_elements, features="each"), 1, 8, "qkv"),
     "efficient": (partial(efficient, heads=2), 1, 8, "qkv"),
+    **{
+        f"by landmarks, {order}": (partial(by_landmarks, order=order), 1, 8, "qkv")
+        for order in ("by two", "weights first", "values first")
+    },
     **{
         f"pooled, {spelled}": (partial(pooled, spelled=spelled), 1, 8, "wuv")
         for spelled in ("softmax", "moved", "divided after a sum", "divided after a product")

@@ -254,6 +254,8 @@ def attend(run: Any, out: Any, *factors: Any, summed: Sequence[int | None] = ())
     if run.asks_for_places and not _mixes_at_each_place(factors, summed):
         if getattr(out, "grad_fn", None) is not None:
             out.grad_fn.metadata[ATTENDED] = True
+            if all(mark_of(each) == WEIGHTS for each in factors):  # weights of weights, as Nyströmformer's
+                out.grad_fn.metadata[WEIGHTS] = True
         for factor in factors:
             if getattr(factor, "grad_fn", None) is not None:
                 _tell(factor.grad_fn, SCORES if mark_of(factor) == ROUTED else "")
