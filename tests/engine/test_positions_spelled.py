@@ -1126,3 +1126,51 @@ def test_positions_are_those_of_the_text_that_meets_them(order: str, length: int
     found, wanted = (of_towers(each, length, recompute=recompute) for each in (order, "one by one"))
     assert len(found) == 10
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+class Spelled(nn.Module):
+    """Reads another text, with scores, a mean of the other text and what is joined as they may be written."""
+
+    def __init__(self, spelled: str) -> None:
+        super().__init__()
+        self.spelled, self.tokens = spelled, nn.Embedding(32, WIDTH, _weight=noise(32, WIDTH, seed=0))
+        self.weights = nn.Parameter(noise(3, WIDTH, WIDTH, seed=1))
+
+    def forward(self, input_ids: Tensor, other_ids: Tensor) -> Tensor:
+        x, y = (self.tokens(ids) for ids in (input_ids, other_ids))
+        mean, at = y.mean(1, keepdim=True), torch.arange(x.shape[1])
+        if self.spelled == "joined":
+            joined = torch.cat([x, y], 1) @ self.weights[0]
+            x, y = joined[:, : x.shape[1]], joined[:, x.shape[1] :]
+        x = {"added": lambda: mean + x, "scaled": lambda: (1 + mean) * x, "wide": lambda: mean.expand_as(x) + x}.get(
+            self.spelled, lambda: x
+        )()
+        x, y = x + at[:, None] / 7, y + at[:, None] / 5
+        q, k, v = x @ self.weights[0], y @ self.weights[1], y @ self.weights[2]
+        scores = {
+            "turned": lambda: (k @ q.mT).mT,
+            "permuted": lambda: (k @ q.mT).permute(0, 2, 1),
+            "letters": lambda: torch.einsum("bqd,bkd->bqk", q, k),
+            "keys first": lambda: torch.einsum("bkd,bqd->bqk", k, q),
+            "two": lambda: q @ k.mT + q.flip(-1) @ k.mT,
+        }.get(self.spelled, lambda: q @ k.mT)()
+        return (x + (scores - (at - at[:, None]).abs() / 3).softmax(-1) @ v).mean(1)
+
+
+def of_spelled(spelled: str) -> list[tuple[int, bool]]:
+    """For each of the sinks its last dimension, and whether it is the second text's."""
+    ids, taps = (IDS[:1, :5], IDS[1:, :5]), [Positions(model := Spelled(spelled))]
+    with propagate(model, PA_LRP, observe=(), taps=taps) as trace:
+        trace.explain(model(*ids)[0, 3])
+    return [(sink.leaf.shape[-1], torch.equal(sink.source.ids, ids[1])) for sink in taps[0].sinks]
+
+
+@pytest.mark.parametrize("spelled", [*"added scaled wide turned permuted letters two plain".split(), "keys first"])
+def test_a_mean_of_another_text_has_no_rows_and_keys_may_be_written_first(spelled: str) -> None:
+    """Positions of what was added to a mean of the other text, or scaled by it, were the other text's."""
+    assert of_spelled(spelled) == [(1, False), (1, True), (5, True)]
+
+
+def test_positions_of_what_was_cut_from_two_texts_are_refused() -> None:
+    with pytest.raises(MethodError, match="cut from rows of several inputs"):
+        of_spelled("joined")

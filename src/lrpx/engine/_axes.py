@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from lrpx._kinds import rule_name
 from lrpx.engine._book import storage_of
 from lrpx.engine._gates import EXPONENTS
-from lrpx.engine._graph import descends, whose
+from lrpx.engine._graph import SEVERAL, descends, whose
 from lrpx.engine._numbers import Numbers, cut_dims, pairs
 from lrpx.engine._tensors import CONSTANT, GIVEN, any_carries, arguments, is_tensor, tensors_in, whole_of
 from lrpx.errors import MethodError
@@ -187,10 +187,18 @@ class Axes:
         every = [each for each in given if is_tensor(each)]
         return [source for source in sources if any(descends(each.grad_fn, {id(source.value)}) for each in every)]
 
-    def of_whose_rows(self, given: Sequence[Any], sources: Sequence[Source], *, is_scores: bool) -> list[Source]:
-        """The sources whose rows the tensors have; those of scores, along the keys."""
+    def of_whose_rows(
+        self, given: Sequence[Any], sources: Sequence[Source], count: int, *, is_scores: bool
+    ) -> list[Source]:
+        """The sources whose ``count`` rows the tensors have; those of scores, along the keys.
+
+        Raises:
+            MethodError: nothing tells of which of the rows of several sources, one after another, these are.
+        """
         leaves = {id(source.value) for source in sources}
-        found = {whose(each.grad_fn, leaves, is_scores=is_scores) for each in given if is_tensor(each)}
+        found = {whose(each.grad_fn, leaves, count, is_scores=is_scores) for each in given if is_tensor(each)}
+        if SEVERAL in found:
+            raise self.refusal("what it adds positions to was cut from rows of several inputs, and nothing tells whose")
         return [source for source in sources if id(source.value) in found]
 
     def rows(self) -> int:

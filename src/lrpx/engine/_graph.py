@@ -137,25 +137,84 @@ def descends(node: Any, leaves: Collection[int]) -> bool:
     return False
 
 
-def whose(node: Any, leaves: Collection[int], *, is_scores: bool = False) -> int | None:
+SEVERAL = 0
+"""What :func:`whose` says of rows that are several texts', one after another."""
+
+
+def whose(node: Any, leaves: Collection[int], count: int, *, is_scores: bool = False) -> int | None:
     """The ``id`` of the leaf whose rows a node has, of several that it comes from: that of what each function was given
-    first, as a residual comes before what a layer adds to it, and a query before its keys. Scores have the rows of
-    the keys, which are the last factor of their product."""
-    seen, waiting = set(), [node]
+    first, as a residual comes before what a layer adds to it, and a query before its keys; but not of what is the same
+    for each of the ``count`` rows, as a mean. Scores have the rows of the keys, which are the last factor of their
+    product, or the first if they were transposed since."""
+    seen, waiting = set(), [(node, is_scores, True)]
     while waiting:
-        each = waiting.pop()
+        each, is_scores, are_last = waiting.pop()
         if each is None or each in seen:
             continue
         seen.add(each)
-        if each.name() == LEAF and id(each.variable) in leaves:
+        name = each.name()
+        if name == LEAF and id(each.variable) in leaves:
             return id(each.variable)
-        given = [child for child, _ in each.next_functions if child is not None]
-        if is_scores and sum(descends(child, leaves) for child in given) > 1:
-            is_scores = False
-        else:
+        given = [child for child in each.next_functions if child[0] is not None]
+        out = _shape(each, 0)
+        if len(given) > 1 or name.startswith("Expand"):
+            given = [child for child in given if not _is_spread(_shape(*child), out, count)]
+        if is_scores and _swaps_last(each, name):
+            are_last = not are_last
+        is_joined = name.startswith("Cat") and _joins(each, out, count)
+        of = [child for child, _ in given if descends(child, leaves)] if is_scores or is_joined else []
+        if is_joined:
+            different = {key for key in leaves if any(descends(child, {key}) for child in of)}
+            if len(different) > 1:
+                return SEVERAL
+        is_product = is_scores and len(of) > 1 and not name.startswith(("Add", "Sub", "Cat", "Where", "Mul", "Div"))
+        if not (is_product and are_last):
             given.reverse()
-        waiting += given
+        waiting += [(child, is_scores and not is_product, are_last) for child, _ in given]
     return None
+
+
+def _shape(node: Any, index: int) -> tuple[int, ...]:
+    """The shape of what a node has made."""
+    made = node._input_metadata
+    return tuple(made[index].shape) if index < len(made) else ()
+
+
+def _is_spread(shape: tuple[int, ...], out: tuple[int, ...], count: int) -> bool:
+    """Whether what has this shape is the same for each of the rows of what was made of it."""
+    shape = (1,) * (len(out) - len(shape)) + shape
+    return any(made == count and given == 1 for given, made in zip(shape, out, strict=False)) and count > 1
+
+
+def _joins(node: Any, out: tuple[int, ...], count: int) -> bool:
+    """Whether a node joins rows, one after another, and not their features."""
+    shapes = [_shape(*child) for child in node.next_functions if child[0] is not None]
+    return any(given == count != made for shape in shapes for given, made in zip(shape[:-1], out[:-1], strict=False))
+
+
+def _swaps_last(node: Any, name: str) -> bool:
+    """Whether a node has another dimension last than what it was given, of those that are not 1."""
+    if not name.startswith(("Transpose", "Permute", "TBackward")):
+        return False
+    out = _shape(node, 0)
+    order = list(range(len(out)))
+    if name.startswith("Permute"):
+        order = [_signed(dim) % len(out) for dim in node._saved_dims]
+    else:
+        one, other = (-1, -2) if name.startswith("TB") else _dims(node)
+        order[one], order[other] = order[other], order[one]
+    long = [dim for dim, size in zip(order, out, strict=True) if size > 1]
+    return bool(long) and long[-1] != max(long)
+
+
+def _dims(node: Any) -> tuple[int, int]:
+    """The dimensions that a transposition has swapped."""
+    return _signed(node._saved_dim0), _signed(node._saved_dim1)
+
+
+def _signed(dim: int) -> int:
+    """A dimension that autograd may keep as a number without a sign."""
+    return dim - 2**64 if dim >= 2**63 else dim
 
 
 # ------------------------------------------------------------------------------- the walk

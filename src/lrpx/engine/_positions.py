@@ -540,7 +540,8 @@ class Positions(Tap):
         if self._axes.is_of_image() and not run.replaying:  # which may have as many places as there are tokens
             possible = self._axes.of_which(met, possible)
         elif len(possible) > 1 and not run.replaying:  # two texts of one length
-            possible = self._axes.of_whose_rows(met, possible, is_scores=axis.is_scores) or possible
+            keys = met[-1:] if axis.is_scores else met
+            possible = self._axes.of_whose_rows(keys, possible, count, is_scores=axis.is_scores) or possible
         source = possible[-1] if possible else None
         if source is None and of_tokens:
             raise self._axes.refusal(f"it has positions for {count} places, which are none of the tokens")
@@ -586,7 +587,8 @@ class Positions(Tap):
         """Of which of several inputs of numbers what is added to their rows is; where both are cut from one tensor, as
         of a series of past and future, what was not made of other positions has its own."""
         inputs = [each for each in self._run.sources if each.ids is None]
-        found = self._axes.of_whose_rows(met, inputs, is_scores=axis.is_scores) if len(inputs) > 1 else []
+        count, is_scores = math.prod(leaf.shape[dim] for dim in axis.dims), axis.is_scores
+        found = self._axes.of_whose_rows(met, inputs, count, is_scores=is_scores) if len(inputs) > 1 else []
         if len(found) != 1 or path != INPUT:
             return id(found[0].value) if found else None
         before = {
