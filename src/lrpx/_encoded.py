@@ -24,10 +24,10 @@ NO_INPUT = ("label", "special_tokens_mask", "offset_mapping", "overflow")
 """What a tokenizer may give that is not for the model's forward pass."""
 OF_IMAGES = ("_thw", "_sizes")
 """How names end of what a processor says of each image, ``[images, …]``: few numbers, which are no tokens'."""
-OF_TOKENS = ("type_ids", "position_ids")
-"""How names end of what has a number for each token and nothing else."""
 PLACES = "position_ids"
 """The places of tokens: a number for each; or several, ``[n, B, T]``, where a model counts frames, rows and columns."""
+OF_TOKENS = ("type_ids", PLACES)
+"""How names end of what has a number for each token and nothing else."""
 EMBEDDED = ("inputs_embeds", "decoder_inputs_embeds")
 """What stands in the place of token ids."""
 
@@ -136,7 +136,7 @@ def read(given: Mapping[str, Any], accepts: Callable[[str, Any], bool]) -> Encod
             elif key == PLACES:
                 told = f"{_told(value)} for {len(ids)} tokens"
                 raise InputError(f"the {key} are {told}; pass those of this input, [n, 1, tokens], or leave them out")
-        places = per_token.get("position_ids", [])
+        places = per_token.get(PLACES, [])
         if not has_mask and any(after - before != 1 for before, after in pairwise(places)):
             raise InputError(
                 "the position_ids do not count up by one, as where several texts are packed into a row, which without "

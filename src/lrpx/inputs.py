@@ -471,9 +471,9 @@ class Reader:
         """Whether the model takes a field of its input. One of different numbers is not left out where nobody knows."""
         if tasks.accepts(self.model, argument):
             return True
-        hands_on = tasks.may_hand_on(self.model) or tasks.is_named_inside(self.model, argument)
-        if hands_on and _encoded.differs(argument, values):
-            if not tasks.may_hand_on(self.model) and "input_ids" in self.task.arguments:
+        takes_any = tasks.may_hand_on(self.model)
+        if _encoded.differs(argument, values) and (takes_any or tasks.is_named_inside(self.model, argument)):
+            if not takes_any and "input_ids" in self.task.arguments:
                 moved = tasks.is_moved_by_field(self.model, self.task, argument, torch.as_tensor(values))
                 if moved is not None:
                     return moved

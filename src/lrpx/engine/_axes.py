@@ -17,8 +17,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from lrpx._kinds import rule_name
 from lrpx.engine._book import storage_of
 from lrpx.engine._gates import EXPONENTS
-from lrpx.engine._graph import SEVERAL, descends, whose
+from lrpx.engine._graph import descends
 from lrpx.engine._numbers import Numbers, cut_dims, pairs
+from lrpx.engine._origins import SEVERAL, whose
 from lrpx.engine._tensors import CONSTANT, GIVEN, any_carries, arguments, is_tensor, tensors_in, whole_of
 from lrpx.errors import MethodError
 

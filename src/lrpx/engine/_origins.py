@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
+from lrpx.engine._graph import descends
 from lrpx.engine._nodes import kind
 
 if TYPE_CHECKING:
@@ -229,3 +230,58 @@ def _saved(node: Any, dims: int) -> int:
 def dimension(dim: int, dims: int) -> int:
     """One that a node has saved, as an index from the first; torch gives a negative one without its sign."""
     return (dim - (1 << 64) if dim >= 1 << 63 else dim) % dims
+
+
+SEVERAL = 0
+"""What :func:`whose` says of rows that are several texts', one after another."""
+
+
+def whose(node: Any, leaves: Collection[int], count: int, *, is_scores: bool = False) -> int | None:
+    """The ``id`` of the leaf whose rows a node has, of several that it comes from: that of what each function was given
+    first, as a residual comes before what a layer adds to it, and a query before its keys; but not of what is the same
+    for each of the ``count`` rows, as a mean. Scores have the rows of the keys, which are the last factor of their
+    product, or the first if they were transposed since."""
+    seen, waiting = set(), [(node, is_scores, True)]
+    while waiting:
+        each, is_scores, are_last = waiting.pop()
+        if each is None or each in seen:
+            continue
+        seen.add(each)
+        name, out = kind(each), shape(each, 0)
+        if name == LEAF and id(each.variable) in leaves:
+            return id(each.variable)
+        given = [child for child in each.next_functions if child[0] is not None]
+        if len(given) > 1 or name == "Expand":
+            given = [child for child in given if not _is_spread(shape(*child), out, count)]
+        if is_scores and _swaps_last(each, name, out):
+            are_last = not are_last
+        is_joined = name == "Cat" and _joins(each, out, count)
+        of = [child for child, _ in given if descends(child, leaves)] if is_scores or is_joined else []
+        if is_joined and sum(any(descends(child, {key}) for child in of) for key in leaves) > 1:
+            return SEVERAL
+        is_product = is_scores and len(of) > 1 and not name.startswith(("Add", "Sub", "Cat", "Where", "Mul", "Div"))
+        if not (is_product and are_last):
+            given.reverse()
+        waiting += [(child, is_scores and not is_product, are_last) for child, _ in given]
+    return None
+
+
+def _is_spread(before: tuple[int, ...], after: tuple[int, ...], count: int) -> bool:
+    """Whether what has a shape is the same for each of the rows of what was made of it."""
+    before = (1,) * (len(after) - len(before)) + before
+    return any(made == count and given == 1 for given, made in zip(before, after, strict=False)) and count > 1
+
+
+def _joins(node: Any, after: tuple[int, ...], count: int) -> bool:
+    """Whether a node joins rows, one after another, and not their features."""
+    shapes = [shape(*child) for child in node.next_functions if child[0] is not None]
+    return any(given == count != made for each in shapes for given, made in zip(each[:-1], after[:-1], strict=False))
+
+
+def _swaps_last(node: Any, name: str, after: tuple[int, ...]) -> bool:
+    """Whether a node has another dimension last than what it was given, of those that are not 1."""
+    if name not in ("Transpose", "Permute", "T"):
+        return False
+    order = [_ways(node, name, after, dim)[0][2] for dim in range(len(after))]
+    long = [dim for dim, size in zip(order, after, strict=True) if size > 1]
+    return bool(long) and long[-1] != max(long)

@@ -115,13 +115,13 @@ class AltiLogit(Method):
         ledgers: list[Ledger] = []
         with model.traced(questions, self.recipe, ledger=ledger, heads=True) as ran:
             assert ran.trace.heads is not None
-            if any(method.what == "alti" for method in methods):  # the others' parts are gradients, of whatever is read
+            shares = any(method.what == "alti" for method in methods)
+            if shares:  # the others' parts are gradients, of whatever is read
                 ran.trace.heads.check_end(ran.answers.values)
             for chosen in ran.explained():
-                if any(method.what == "alti" for method in methods):
-                    read_rows(ran, chosen)
+                used = read_rows(ran, chosen) if shares else _read_at(ran.trace)
                 with torch.no_grad():  # only the model's own pass needs a graph
-                    streams.append(_Stream.read(ran.trace))
+                    streams.append(_Stream.read(ran.trace, used))
                     ledgers += [_ledger(ran.trace, ran.paths)] if ledger else []
         with torch.no_grad():
             found = _scores([method.what for method in methods], ran.trace, streams, self.epsilon)
@@ -166,9 +166,9 @@ class _Stream:
     embedding: Tensor
 
     @classmethod
-    def read(cls, trace: Trace) -> _Stream:
+    def read(cls, trace: Trace, used: Tensor) -> _Stream:
         writes = _writes(trace)
-        rows = _explained_rows(trace)
+        rows = _explained_rows(used)
         heads = [head_relevance(trace, write, rows) for write in writes]
         return cls(rows, heads, trace.relevance_of_beginning().sum(-1))
 
@@ -224,10 +224,9 @@ def _read_at(trace: Trace) -> Tensor:
     return torch.stack([trace.gradient_at(write).abs().amax(-1) for write in _writes(trace)]).amax(0) > 0
 
 
-def _explained_rows(trace: Trace) -> Tensor:
-    """``[B, K]``: the positions that the explained value is read from, as the gradient tells; the same one again where
-    a row of the batch has fewer."""
-    used = _read_at(trace)
+def _explained_rows(used: Tensor) -> Tensor:
+    """``[B, K]``: the positions that the explained value is read from, of ``[B, T]``; the same one again where a row of
+    the batch has fewer."""
     count = max(int(used.sum(1).max()), 1)
     return used.to(torch.uint8).topk(count, dim=1).indices
 
