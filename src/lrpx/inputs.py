@@ -472,7 +472,8 @@ class Reader:
         if tasks.accepts(self.model, argument):
             return True
         takes_any = tasks.may_hand_on(self.model)
-        if _encoded.differs(argument, values) and (takes_any or tasks.is_named_inside(self.model, argument)):
+        hands_on = takes_any or tasks.is_named_inside(self.model, argument)
+        if hands_on and _encoded.differs(argument, values):  # what is no numbers is nobody's
             if not takes_any and "input_ids" in self.task.arguments:
                 moved = tasks.is_moved_by_field(self.model, self.task, argument, torch.as_tensor(values))
                 if moved is not None:
