@@ -68,6 +68,10 @@ class Layer(nn.Module):
         out = self.out(mixed)
         if self.spelling == "projected and changed":
             out[:, 1:] *= 0.5
+        if self.spelling in ("projected and rotated", "projected and halves exchanged"):  # the first as RoAd
+            halves = out.chunk(2, -1)
+            parts = (-halves[1], halves[0]) if self.spelling == "projected and rotated" else (halves[1], halves[0])
+            return out * 0.8 + torch.cat(parts, -1) * 0.6
         return out
 
     def forward(self, x):
@@ -185,7 +189,8 @@ def test_the_ledger_closes(spelling, position):
 
 BETWEEN = (
     "gated", "gated in place", "changed through a view", "projected and changed", "beside an adapter",
-    "beside an adapter of what is scaled", "beside an adapter of sums",
+    "beside an adapter of what is scaled", "beside an adapter of sums", "projected and rotated",
+    "projected and halves exchanged",
 )  # fmt: skip
 
 

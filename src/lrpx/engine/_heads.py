@@ -34,6 +34,8 @@ MARK = "_lrpx_heads"
 WEIGHTS = "attention weights"
 FILLED = frozenset(("mul", "where", "masked_fill", "masked_fill_"))
 """Operations that leave attention weights what they are, beside those whose gate moves or stays: they mask."""
+LOST = "made of what attention has written"
+"""The mark of what is made of an output projection's result by an operation that is not followed."""
 PRODUCTS = ("matmul", "dot", "einsum", "tensordot", "bilinear")
 """Products with weights of any shape, such as those of all experts at once: only a matrix is a linear layer."""
 
@@ -157,7 +159,8 @@ class Heads(Tap):
 
         operation = name if row is None else row.name
         two = operands_of(args) if operation == "einsum" else args[:2]
-        marked = next((mark for x in two if (mark := mark_of(x)) is not None), None)
+        marks = [mark for x in two if (mark := mark_of(x)) is not None]
+        marked = next((mark for mark in marks if mark != LOST), marks[0] if marks else None)
         moves = row is not None and row.gate == "moves"
         if operation != "add" and not moves:
             for x in tree_leaves((args, kwargs)):
@@ -178,8 +181,9 @@ class Heads(Tap):
         if operation in PRODUCTS and self._run.recipe.linear is rules.constant:
             args = tuple(x.detach() if carries(x) else x for x in args)
         out = run(args)
-        if marked is None or not isinstance(out, Tensor):
-            return out
+        if marked in (None, LOST) or not isinstance(out, Tensor):
+            is_lost = any(mark_of(x) == LOST or isinstance(mark_of(x), tuple) for x in tree_leaves((args, kwargs)))
+            return _lost(out) if is_lost else out
         if marked == WEIGHTS:
             if (read := reading(call, lambda mark: mark == WEIGHTS)) is not None:
                 return self._eager(read, out)
@@ -187,14 +191,14 @@ class Heads(Tap):
             return with_mark(out, WEIGHTS) if stays else out
         if moves:
             same = isinstance(marked, Attention) or out.shape[-1] == args[0].shape[-1]
-            return with_mark(out, marked) if same else out
+            return with_mark(out, marked) if same else _lost(out) if isinstance(marked, tuple) else out
         if isinstance(marked, Attention):
             return self._projected(marked, operation, args, kwargs, out)
         if operation in ("layer_norm", "rms_norm"):
             return self._normed(marked, operation, args, kwargs, out)
         if isinstance(marked, tuple) and operation in ("mul", "div") and len(args) == 2:
             return self._scaled(marked, operation, args, out)
-        return out
+        return _lost(out) if isinstance(marked, tuple) else out
 
     def _fused(self, args: Any, kwargs: Any, out: Tensor) -> Tensor:
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
@@ -274,8 +278,8 @@ class Heads(Tap):
     def _scaled(self, parts: tuple[Part, ...], name: str, args: Any, out: Tensor) -> Tensor:
         """The parts times a constant: a number, a vector, or a number for each position."""
         factor = args[1] if mark_of(args[0]) is parts else args[0]
-        if mark_of(factor) is not None or carries(out) or (name == "div" and factor is args[0]):
-            return out
+        if mark_of(factor) not in (None, LOST) or carries(out) or (name == "div" and factor is args[0]):
+            return _lost(out)
         if isinstance(factor, Tensor):
             factor = factor.detach()
         factor = 1 / factor if name == "div" else factor
@@ -286,7 +290,7 @@ class Heads(Tap):
         if not isinstance(factor, Tensor) or factor.numel() in (1, width):
             factor = factor.reshape(-1) if isinstance(factor, Tensor) else factor
             return with_mark(out, tuple(part.scaled(None, (lambda x: x * factor,)) for part in parts))
-        return out
+        return _lost(out)
 
     def _normed(self, marked: tuple[Part, ...] | Write, name: str, args: Any, kwargs: Any, out: Tensor) -> Tensor:
         """A norm of what will be written, or of the stream after it."""
@@ -323,8 +327,12 @@ class Heads(Tap):
         carrying = [carries(x) and not isinstance(x, Parameter) for x in args]
         in_place = name in ("add_", "__iadd__")
         if not any(carrying):
+            written = [part for mark in marks if isinstance(mark, tuple) for part in mark if part.attention is not None]
             if not any(isinstance(mark, tuple) for mark in marks):
-                return run(args)
+                return _lost(run(args)) if LOST in marks else run(args)
+            if LOST in marks:
+                for part in written:
+                    part.attention.beside = part.attention.beside or f"{name} in {self._run.where()}"
             parts = (*self._parts(args[0], marks[0], in_place), *self._parts(args[1], marks[1], False))
             return with_mark(run(args), parts)
         if args[0].numel() != args[1].numel() or not self._is_stream(args[0]):
@@ -480,6 +488,14 @@ def reading(call: Call, are_weights: Callable[[Any], bool]) -> Reading | None:
 def _layer(path: str) -> str | None:
     layer = layer_of(path)
     return None if layer is None else layer.path
+
+
+def _lost(out: Any) -> Any:
+    """What was made of an output projection's result in a way that is not followed, marked so."""
+    for each in tree_leaves(out):
+        if isinstance(each, Tensor):
+            with_mark(each, LOST)
+    return out
 
 
 def mark_of(x: Any) -> Any:
