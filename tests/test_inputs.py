@@ -397,6 +397,67 @@ def test_several_numbers_for_each_token_lose_their_padding_with_it(piece_tokeniz
     assert torch.equal(found.relevance, alone.relevance)
 
 
+def test_several_numbers_for_each_token_of_a_flat_list(piece_tokenizer):
+    """What a tokenizer of pages returns of one page without ``return_tensors``."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    torch.manual_seed(0)
+    model = tf.LayoutLMForSequenceClassification(tf.LayoutLMConfig(vocab_size=200, num_labels=3, **sizes)).eval()
+    explain = Explainer(model.double(), piece_tokenizer)
+    ids, boxes = [2, 14, 15, 3], torch.randint(0, 500, (1, 4, 4)).sort(-1).values
+    alone = explain({"input_ids": [ids], "bbox": boxes}, 1)
+    for given in (
+        {"input_ids": ids, "bbox": boxes[0].tolist()},
+        {
+            "input_ids": torch.tensor([*ids, 0]),
+            "attention_mask": torch.tensor([1, 1, 1, 1, 0]),
+            "bbox": torch.cat([boxes[0], boxes.new_zeros(1, 4)]),
+        },
+    ):
+        assert torch.equal(explain(given, 1).relevance, alone.relevance)
+
+
+@pytest.mark.parametrize("name", ["visual", "states"])
+@pytest.mark.parametrize("count", [3, 6])
+def test_what_stands_beside_a_text_is_whole_where_it_is_as_long_as_the_text_with_its_padding(
+    name, count, piece_tokenizer
+):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    torch.manual_seed(0)
+    given = {"input_ids": torch.tensor([[2, 14, 15, 3, 0, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 1, 0, 0]])}
+    numbers, ones = torch.randn(1, count, 16, dtype=torch.float64), torch.ones(1, count, dtype=torch.int64)
+    if name == "visual":
+        config = tf.VisualBertConfig(vocab_size=200, num_labels=3, visual_embedding_dim=16, **sizes)
+        model = tf.VisualBertForQuestionAnswering(config)
+        given |= {"visual_embeds": numbers, "visual_attention_mask": ones, "visual_token_type_ids": ones}
+        task, read = Task.CLASSIFICATION, 0
+    else:
+        config = tf.BertConfig(vocab_size=200, is_decoder=True, add_cross_attention=True, **sizes)
+        model = tf.BertLMHeadModel(config)
+        given |= {"encoder_hidden_states": numbers, "encoder_attention_mask": ones}
+        task, read = Task.CAUSAL, (0, 3)
+    model = model.double().eval()
+    found = Explainer(model, piece_tokenizer, task=task)(given, 1)
+    with torch.no_grad():
+        wanted = model(**given).logits[read][..., 1]
+    assert found.explained.value == pytest.approx(float(wanted), abs=1e-12)
+
+
+def test_entities_of_a_text_are_whole_where_they_are_as_many_as_its_tokens():
+    entities = {
+        "entity_ids": torch.tensor([[3, 4, 5, 6]]),
+        "entity_attention_mask": torch.ones(1, 4, dtype=torch.int64),
+        "entity_position_ids": torch.zeros(1, 4, 5, dtype=torch.int64),
+    }
+    text = {"input_ids": torch.tensor([[2, 14, 3, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 0]])}
+    found = read(text | entities, lambda *_: True)
+    assert found.per_token == {"input_ids": [2, 14, 3]}
+    assert all(torch.equal(found.arguments[key], value) for key, value in entities.items())
+    flat = {key: value[0] for key, value in (text | entities).items()}  # as a tokenizer gives one text
+    found = read(flat, lambda *_: True)
+    assert found.per_token == {"input_ids": [2, 14, 3]}
+    assert all(torch.equal(found.arguments[key], value) for key, value in entities.items())
+
+
 # ---------------------------------------------------------------------- several texts together
 
 

@@ -26,6 +26,8 @@ OF_IMAGES = ("_thw", "_sizes")
 """How names end of what a processor says of each image, ``[images, …]``: few numbers, which are no tokens'."""
 PLACES = "position_ids"
 """The places of tokens: a number for each; or several, ``[n, B, T]``, where a model counts frames, rows and columns."""
+OF_OTHERS = ("qformer_", "visual_", "encoder_", "entity_")
+"""How names begin of what stands beside a text and has places of its own, perhaps as many as the text has."""
 OF_TOKENS = ("type_ids", PLACES)
 """How names end of what has a number for each token and nothing else."""
 EMBEDDED = ("inputs_embeds", "decoder_inputs_embeds")
@@ -111,7 +113,7 @@ def read(given: Mapping[str, Any], accepts: Callable[[str, Any], bool]) -> Encod
     before = 0
     has_mask = "attention_mask" in fields
     if "input_ids" in fields:
-        ids = _flat(fields["input_ids"])
+        is_flat, ids = fields["input_ids"].ndim == 1, _flat(fields["input_ids"])
         if ids.ndim != 1 or not len(ids) or ids.is_floating_point():
             told = _told(fields["input_ids"])
             raise InputError(f"the input_ids are {told}; pass the whole numbers of one input, or of a batch")
@@ -121,8 +123,12 @@ def read(given: Mapping[str, Any], accepts: Callable[[str, Any], bool]) -> Encod
         kept = _kept(kept, "attention_mask")
         before = int(kept.nonzero()[0])
         for key in list(fields):
-            if key.endswith(OF_IMAGES) or key.startswith("qformer_"):  # of images, or of a text of its own
+            if key.endswith(OF_IMAGES) or key.startswith(OF_OTHERS):
+                if is_flat and key.startswith(OF_OTHERS) and fields[key].ndim < 3:
+                    fields[key] = fields[key][None]
                 continue
+            if is_flat and key not in (*RANKS, PLACES) and fields[key].ndim == 2 and len(fields[key]) == len(ids):
+                fields[key] = fields[key][None]
             value = _flat(fields[key])
             if value.shape == ids.shape and not value.is_floating_point():
                 per_token[key] = [int(each) for each in value[kept]]
