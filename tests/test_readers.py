@@ -824,6 +824,11 @@ def test_an_image_and_a_text():
     assert found.explained.value == pytest.approx(float(logit.detach()), abs=1e-5)
 
 
+def test_a_text_without_its_image_is_refused():
+    with pytest.raises(InputError, match="the text is dict without pixel_values, and a model of images and texts"):
+        Explainer(tiny.clip())({"input_ids": [[0, 5, 2]], "attention_mask": [[1, 1, 1]]})
+
+
 def test_a_document_without_a_mask_is_refused_where_one_of_ones_makes_a_difference():
     """UDOP hides the places that it puts behind a text if it is given a mask, and all runs are with one."""
     chosen = next(each for each in every_class() if each.name == "UdopForConditionalGeneration")

@@ -509,7 +509,12 @@ class Reader:
         if found.per_token:
             ids = found.per_token["input_ids"]
             self._refuse_unknown(ids)
-            images = len(found.arguments.get("pixel_values", ids[:1]))
+            images = len(found.arguments.get("pixel_values", ()))
+            if self.task is Task.IMAGE_TEXT and not images:
+                raise InputError(
+                    f"the {name} is {type(given).__name__} without pixel_values, and a {self.task.title} compares an "
+                    "image with a text; pass what the processor returned of both, or a tuple: (image, text)"
+                )
             if self.task is Task.IMAGE_TEXT and images > 1:
                 raise InputError(
                     f"pixel_values has {images} rows for 1 text; pass one image with each text, such as "
