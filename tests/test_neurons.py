@@ -342,7 +342,9 @@ def test_a_file_that_was_changed_is_no_ranking(tmp_path, bundled):
 CALLED = "neurons", "heads", "query features", "key features", "value features", "attention", "mlp", "layers"
 
 
-def test_what_is_shown(bundled):
+@pytest.mark.parametrize("forced", ["", "1"])
+def test_what_is_shown(forced, bundled, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", forced)  # as a notebook's kernel has it
     found = bundled.neurons("The <b>doors</b>\x1b[31m & more", " are", top=40)
     page = found.to_html()
     assert "<b>doors" not in page

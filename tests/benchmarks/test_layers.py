@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import lrpx
 from lrpx.benchmarks import Run, keep
-from lrpx.benchmarks._layers import SWEEPS, Layers, chosen, count, mixes, named
+from lrpx.benchmarks._faithful_summary import summarise
+from lrpx.benchmarks._layers import SWEEPS, Layers, chosen, count, mixes, named, terminal
 from lrpx.benchmarks._summary import select
 from lrpx.engine._overrides import recipe_in
 from lrpx.errors import ModelError
@@ -84,6 +88,24 @@ def test_some_methods_alone_give_the_usual_report(bundled: BoundModel, data: Any
     assert not (tmp_path / "out/layers.md").exists()
     assert (tmp_path / "out/table.md").exists()
     assert json.loads((tmp_path / "out/run.json").read_text())["settings"]["methods"] == ["attnlrp", "lrp in 2"]
+
+
+def test_the_terminal_shows_the_names_of_model_and_metric_as_they_are(
+    bundled: BoundModel, data: Any, tmp_path: Any
+) -> None:
+    run = Run(
+        Layers(data=data, limit=1), bundled, ["attnlrp", "lrp", *(each.name for each in mixes(6))], ["LOO Pearson"]
+    )
+    with keep(run, tmp_path / "out") as kept:
+        kept.explain()
+        found = replace(summarise(kept.store), model="runs/llama[lora]")
+    (variant,) = found.variants
+    scores = {"LOO[b]": found.scores[variant.name]}
+    found = replace(found, variants=(replace(variant, name="LOO[b]"),), scores=scores)
+    console = Console(width=100, file=io.StringIO())
+    console.print(terminal(found, 6))
+    assert console.file.getvalue().startswith("runs/llama[lora]: 1 samples")  # type: ignore[attr-defined]
+    assert "LOO[b] ↑" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_model_without_layers_is_refused(data: Any, bundled: BoundModel, monkeypatch: pytest.MonkeyPatch) -> None:

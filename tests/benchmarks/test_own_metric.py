@@ -109,7 +109,7 @@ def test_the_terminal(summary, means):
     group = terminal(summary)
     console.print(group)
     assert "Leak[b] ↓" in console.file.getvalue()
-    cells = dict(zip(ORDER, group.renderables[1].columns[2].cells, strict=False))
+    cells = dict(zip(ORDER, group.renderables[1].columns[1][1], strict=False))
     assert all(isinstance(cell, Text) and cell.plain.startswith(figure(means[name])) for name, cell in cells.items())
     assert [name for name, cell in cells.items() if "bold" in str(cell.style)] == ["alti"]
 

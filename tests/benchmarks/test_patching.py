@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.cells import cell_len
+from rich.console import Console
 
 from lrpx import circuits, patching
 from lrpx._data.ioi import NAMES, ioi_pairs
@@ -15,6 +18,7 @@ from lrpx.benchmarks import Run, keep
 from lrpx.benchmarks._circuits import Circuits
 from lrpx.benchmarks._circuits_report import FRACTIONS, cmd, cpr, recovery
 from lrpx.benchmarks._pairs import INSIDE
+from lrpx.benchmarks._pairs_report import Grid, Report, terminal
 from lrpx.benchmarks._patching import Patching, pearson, spearman
 from lrpx.benchmarks._report import figure
 from lrpx.benchmarks._summary import select
@@ -153,6 +157,22 @@ def test_a_mean_over_some_of_the_pairs_says_of_how_many(bundled: BoundModel, tmp
     assert residual.strip() == rf"{figure(mean)} \[{figure(mean)}, {figure(mean)}\], of 1"
     assert " of " not in heads
     assert "then of fewer pairs" in (tmp_path / "out/report.html").read_text()
+
+
+@pytest.mark.parametrize("width", [26, 40, 60, 80, 200])
+def test_no_number_is_cut_off_in_a_terminal(width: int) -> None:
+    kinds, methods = ("attention", "mlp", "heads", "neurons"), ("AttnLRP", "Gradient × Input", "attribution patching")
+    rows = [(name, [f"0.{i}{j}1 [−0.{i}{j}2, 0.{i}{j}3]" for j in range(4)]) for i, name in enumerate(methods)]
+    grids = [Grid("Pearson", kinds, rows, "what it is"), Grid("The share", kinds, rows, "", wide=True)]
+    console = Console(width=width, force_terminal=False)
+    with console.capture() as captured:
+        console.print(terminal(Report("Patching", "model: 2 pairs", grids, b"", "scatter.png", "scores")))
+    text = captured.get()
+    assert "…" not in text
+    assert max(map(cell_len, text.splitlines())) <= width
+    assert sorted(re.findall(r"−?0\.\d+", text)) == sorted(re.findall(r"−?0\.\d+", str(rows)))
+    assert "Pearson" in text
+    assert "what it is" in text
 
 
 def test_a_killed_run_goes_on_with_the_same_rows(bundled: BoundModel, table: Any, tmp_path: Any) -> None:

@@ -9,11 +9,12 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from lrpx._views.picture import visible
 from lrpx.benchmarks import _heatmaps
-from lrpx.benchmarks._report import terminal
+from lrpx.benchmarks._report import figure, terminal
 from lrpx.benchmarks._summary import summarise
 from lrpx.errors import InputError, ResultFileError
 from lrpx.metrics._ground_truth import METRICS
@@ -141,6 +142,21 @@ def test_the_terminal_shows_the_table(folder, width):
     text = console.file.getvalue()
     assert "…" not in text
     assert all(each in text for each in ("AttnLRP", "Gradient×Input", "Random", "12 of 12 samples"))
+
+
+@pytest.mark.parametrize("width", [22, 40, 60, 70])
+def test_no_number_is_cut_off_in_a_narrow_terminal(folder, width):
+    found = summarise(Store.read(folder))
+    console = Console(width=width, file=io.StringIO())
+    console.print(terminal(found))
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert max(map(cell_len, text.splitlines())) <= width
+    cells = re.findall(r"−?\d\.\d{3}(?:–−?\d\.\d{3})?", text.partition("interval")[2])
+    scores = [found.scores[metric.name][method] for metric in found.metrics for method in found.methods]
+    wanted = [figure(each.mean) for each in scores] + [f"{figure(each.low)}–{figure(each.high)}" for each in scores]
+    wanted += [figure(each) for chance in found.chance.values() for each in (chance.mean, chance.std)]
+    assert sorted(cells) == sorted(wanted)
 
 
 def test_chosen_are_those_asked_for_the_surest_and_the_worst(folder):

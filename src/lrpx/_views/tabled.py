@@ -94,7 +94,7 @@ def _table(shown: Tabled) -> Table:
 
 def lines(tables: Sequence[Tabled]) -> str:
     """The tables as plain text."""
-    console = Console(force_jupyter=False, highlight=False, no_color=True, width=120)
+    console = Console(force_jupyter=False, highlight=False, color_system=None, width=120)  # bold is no colour
     with console.capture() as captured:
         console.print(renderable(tables))
     return captured.get().rstrip()

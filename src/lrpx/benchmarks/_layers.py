@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from rich.console import Group
 from rich.table import Column, Table
+from rich.text import Text
 
 from lrpx._modules import layer_of, layers
 from lrpx._views.colour import QUIET, hexadecimal
@@ -150,9 +151,11 @@ def markdown(found: Summary, of: int) -> str:
 
 def terminal(found: Summary, of: int) -> Group:
     """The means for ``rich``: a line for each layer, the sweeps beside each other."""
-    parts: list[RenderableType] = [f"{one_line(found.model)}: {found.samples:,} samples; layers count from 0"]
+    parts: list[RenderableType] = [Text(f"{one_line(found.model)}: {found.samples:,} samples; layers count from 0")]
     for each in found.variants:
-        table = Table(Column("layer", justify="right"), *SWEEPS.values(), title=f"{each.name} {each.metric.arrow}")
+        table = Table(
+            Column("layer", justify="right"), *SWEEPS.values(), title=Text(f"{each.name} {each.metric.arrow}")
+        )
         by_sweep = scores(found, each.name, of)
         for layer in range(of):
             cells = (by_sweep[sweep][layer] for sweep in SWEEPS)

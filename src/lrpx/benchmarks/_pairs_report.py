@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 from rich.console import Group
-from rich.table import Column, Table
 from rich.text import Text
 
 from lrpx._views import html
 from lrpx._views.picture import one_line
 from lrpx.benchmarks import _report
 from lrpx.benchmarks._panels import png, sheet
+from lrpx.benchmarks._pieces import Pieces
 from lrpx.benchmarks._report import UNTOLD, figure
 from lrpx.metrics._statistics import interval
 from lrpx.runs import write_whole
@@ -98,11 +98,9 @@ def terminal(report: Report) -> Group:
     for grid in report.grids:
         if grid.wide:
             continue
-        table = Table(Column("method", no_wrap=True), *(Column(Text(name), justify="right") for name in grid.columns))
-        table.title, table.caption = Text(grid.title), Text(grid.note)
-        for name, cells in grid.rows:
-            table.add_row(Text(one_line(name)), *map(Text, cells))
-        parts.append(table)
+        names = [one_line(name) for name, _ in grid.rows]
+        columns = [(name, [Text(cells[at]) for _, cells in grid.rows]) for at, name in enumerate(grid.columns)]
+        parts += [Pieces("method", names, columns, grid.title, wrapped=True), Text(grid.note, "italic")]
     return Group(*parts)
 
 

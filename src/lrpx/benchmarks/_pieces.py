@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from rich.cells import cell_len
 from rich.table import Column, Table
@@ -30,6 +30,8 @@ class Pieces:
         columns: the name of each, and a cell for each line.
         title: above the first piece.
         wrapped: whether cells are told in words, which may go on in the next line; no word is cut off.
+        justify: the side that cells stand at.
+        apart: how many of the last lines stand below a rule of their own.
     """
 
     corner: str
@@ -37,6 +39,8 @@ class Pieces:
     columns: Sequence[tuple[str, Sequence[Text]]]
     title: str = ""
     wrapped: bool = False
+    justify: Literal["left", "right"] = "right"
+    apart: int = 0
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         named = max(map(cell_len, (self.corner, *self.names)))
@@ -56,7 +60,7 @@ class Pieces:
             heads = (
                 Column(
                     Text(name),
-                    justify="left" if self.wrapped else "right",
+                    justify=self.justify,
                     width=min(width + spare, self._whole(name, cells)) if self.wrapped else width,
                     overflow="fold",
                 )
@@ -65,6 +69,8 @@ class Pieces:
             title = Text(self.title) if self.title and not start else None
             piece = Table(Column(Text(self.corner), width=named, overflow="fold"), *heads, title=title)
             for line, name in enumerate(self.names):
+                if self.apart and line == len(self.names) - self.apart:
+                    piece.add_section()
                 piece.add_row(Text(name), *(cells[line] for _, cells in self.columns[start:end]))
             yield piece
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 from rich.console import Group
-from rich.table import Column, Table
 from rich.text import Text
 
 from lrpx._views import html, latex
 from lrpx._views.picture import one_line
 from lrpx.benchmarks._heatmaps import choose, shown
+from lrpx.benchmarks._pieces import Pieces
 from lrpx.benchmarks._summary import described, summarise
 from lrpx.benchmarks._words import RANDOM
 from lrpx.metrics._metric import TRUTH, number
@@ -81,15 +81,15 @@ def write_reports(benchmark: Reported, store: Store, *, show: Sequence[str] = ()
 
 def terminal(found: Summary) -> Group:
     """The table for ``rich``: each metric's mean and 95 % interval, the best bold."""
-    heads = (Column(Text(f"{metric.name} {metric.arrow}"), justify="right") for metric in found.metrics)
-    table = Table(Column("method", no_wrap=True), *heads)
-    for method in found.methods:
-        table.add_row(
-            Text(one_line(found.labels[method])), *(_cell(found, each.name, method) for each in found.metrics)
+    columns = [
+        (
+            f"{metric.name} {metric.arrow}",
+            [*(_cell(found, metric.name, method) for method in found.methods), _chance(found, metric.name)],
         )
-    table.add_section()
-    chances = (found.chance[metric.name] for metric in found.metrics)
-    table.add_row(BASELINE, *(f"{figure(chance.mean)} ±{figure(chance.std)}" for chance in chances))
+        for metric in found.metrics
+    ]
+    names = [*(one_line(found.labels[method]) for method in found.methods), BASELINE]
+    table = Pieces("method", names, columns, wrapped=True, apart=1)
     counts = f"{found.correct:,} of {found.samples:,} samples predicted correctly, accuracy {figure(found.accuracy)}"
     return Group(Text(f"{one_line(found.model)}: {counts}; mean and 95 % interval over these"), table)
 
@@ -98,6 +98,11 @@ def _cell(found: Summary, metric: str, method: str) -> Text:
     score = found.scores[metric][method]
     text = Text(figure(score.mean), style="" if found.rank(metric, method) else "bold")
     return text.append(f" {figure(score.low)}–{figure(score.high)}", style="dim not bold")
+
+
+def _chance(found: Summary, metric: str) -> Text:
+    chance = found.chance[metric]
+    return Text(f"{figure(chance.mean)} ±{figure(chance.std)}")
 
 
 def figure(value: float) -> str:

@@ -98,7 +98,7 @@ def page(found: sanity.Sanity) -> RenderableType:
         complete = Text(f"Σ tokens = {_range(sane.complete)} of the value")
         columns.append((one_line(sane.method), [*(_verdict(sane, name) for name in names), complete]))
     title = f"{one_line(found.model)} ({found.dtype}), {found.texts} texts, seed {found.seed}"
-    verdicts = Pieces("check", [*names, "completeness"], columns, title, wrapped=True)
+    verdicts = Pieces("check", [*names, "completeness"], columns, title, wrapped=True, justify="left")
     about = Text(
         "Rank correlations are means over texts with their 95 % bootstrap intervals. Randomised weights (the "
         "embeddings and all above them) and another class pass where the interval ends at "
@@ -130,7 +130,9 @@ def _cascade(sane: sanity.Sane) -> Pieces:
     }
     columns = [(name, [Text(_mean(each)) for each in some]) for name, some in means.items()]
     title = f"{one_line(sane.method)}: rank correlation with the explanation of the trained model"
-    return Pieces("random", [one_line(stage.part) for stage in sane.stages], columns, title, wrapped=True)
+    return Pieces(
+        "random", [one_line(stage.part) for stage in sane.stages], columns, title, wrapped=True, justify="left"
+    )
 
 
 def _mean(mean: sanity.Mean) -> str:
