@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from transformers import GptOssConfig, GptOssForCausalLM
 
 import lrpx
+from lrpx.recipes import ATTNLRP_VIT, LRP_VIT
 from lrpx.rules import AlphaBeta, Epsilon, Gamma, ZPlus
 
 if TYPE_CHECKING:
@@ -498,3 +499,51 @@ def test_the_outputs_of_a_quantised_layer_that_scales_before_its_bias_comes() ->
     with lrpx.propagate(model, replace(lrpx.ATTNLRP, linear=Epsilon(0.1)), observe=["first"]) as trace:
         trace.explain(model(x).sum())
     torch.testing.assert_close(trace.relevance("first"), model.first(x).detach())
+
+
+class Pooled(nn.Module):
+    """Additive attention over places; ``apart``: the bias of the layer that makes the scores is added after the
+    product."""
+
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        self.apart = apart
+        self.keys, self.scores, self.values = nn.Linear(4, 6), nn.Linear(6, 1), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = torch.tanh(self.keys(x))
+        scores = keys @ self.scores.weight.T + self.scores.bias if self.apart else self.scores(keys)
+        return (scores.softmax(1) * self.values(x)).sum(1)
+
+
+class MixedHeads(nn.Module):
+    """Attention whose weights a layer mixes over the heads; ``apart``: its bias is added after the product."""
+
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        self.apart = apart
+        self.qkv, self.mix, self.out = nn.Linear(4, 12), nn.Linear(2, 2), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).view(len(x), -1, 3, 2, 2).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.mT).softmax(-1)
+        if self.apart:
+            mixed = torch.einsum("bhij,gh->bgij", weights, self.mix.weight) + self.mix.bias[:, None, None]
+        else:
+            mixed = self.mix(weights.movedim(1, -1)).movedim(-1, 1)
+        return x + self.out((mixed @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("build", [Pooled, MixedHeads])
+def test_what_projects_is_known_where_the_bias_comes_later(build: type[nn.Module], recipe: lrpx.Recipe) -> None:
+    found = []
+    x = noise(2, 5, 4, seed=1)
+    for apart in (False, True):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = build(apart).double()
+        with lrpx.propagate(model, recipe) as trace:
+            trace.explain(model(x)[0].sum())
+        found.append(trace.relevance("x"))
+    assert torch.allclose(*found, rtol=1e-9, atol=1e-12)

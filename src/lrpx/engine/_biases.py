@@ -53,7 +53,7 @@ class Layer(NamedTuple):
         dims: which dimensions of the result are the weight's, the last is -1.
         bias: what is added, as the result has it.
         scale: what the product was multiplied with, if with a constant.
-        choice: whether it projects into attention (:func:`_roles.choice`).
+        node: of the graph, that of the product, where it is noted what the layer is to attention.
     """
 
     recipe: Recipe
@@ -65,7 +65,7 @@ class Layer(NamedTuple):
     dims: frozenset[int]
     bias: Tensor | None = None
     scale: Callable[[], Tensor] | None = None
-    choice: Any = None
+    node: Any = None
 
 
 def layered(
@@ -90,8 +90,7 @@ def layered(
         def product(x: Tensor, weight: Tensor) -> Tensor:
             return op(x, weight, None)
 
-        is_projection = _roles.choice(out)
-        _note(out, Layer(recipe, kind, product, x, x._version, weight, frozenset(dims), bias, choice=is_projection))
+        _note(out, Layer(recipe, kind, product, x, x._version, weight, frozenset(dims), bias, node=out.grad_fn))
     return out
 
 
@@ -166,7 +165,9 @@ def with_bias(run: Any, func: Any, a: Any, b: Any) -> Tensor | None:
     run.enter(whole.recipe)
     try:
         applied = run.apply(whole.kind, _with_summand(whole.op), whole.x, whole.weight, whole.bias)
-        _roles.is_of_same_layer(run, applied, whole.choice)
+        if run.asks_for_places and carries(applied):
+            _noted_places(run, applied, whole)
+            whole = whole._replace(node=applied.grad_fn)
     finally:
         run.leave()
     out = rules.with_gradient_of(value, applied)
@@ -178,6 +179,15 @@ def with_bias(run: Any, func: Any, a: Any, b: Any) -> Tensor | None:
             if before is not None:
                 setattr(before, TAKEN_UP, Note((*getattr(before, TAKEN_UP, ()), (out, at, taken_off))))
     return out
+
+
+def _noted_places(run: Any, applied: Tensor, whole: Layer) -> None:
+    """Note of a layer with its bias what is noted of the product alone."""
+    if -1 not in whole.dims:
+        _roles.along_no_outputs(applied)
+    if whole.dims:
+        _origins.layer(applied, whole.x, whole.dims)
+    _roles.is_of_same_layer(run, applied, whole.x, whole.node)
 
 
 def sums_behind(tensors: Iterable[Tensor]) -> Iterator[Tensor]:

@@ -239,12 +239,20 @@ def made_by(out: Any, weight: Any) -> None:
         node.metadata[PARAMETER] = id(weight) if is_parameter(weight) else None
 
 
-def is_of_same_layer(run: Any, out: Tensor, made: Any) -> None:
-    """``out`` is what a layer gives with another bias, and ``made`` its choice: if one of the two is queries, as where
-    scores are a sum of contents and of places, the layer makes queries."""
-    if made is not None and choice(out) is not None:
-        cast("Any", out.grad_fn).choice = made
-        if made.is_second:
+def is_of_same_layer(run: Any, out: Tensor, x: Tensor, made: Any) -> None:
+    """``out`` is what a layer gives of ``x`` with another bias, and ``made`` the node of what it gave before: they are
+    one that takes ``x``, and that mixes heads; and if one of them is queries, as where scores are a sum of contents and
+    of places, the layer makes queries."""
+    node: Any = out.grad_fn
+    if (given := _unmoved(x.grad_fn)) is not None:
+        given.metadata.get(TAKEN, set()).discard(made._sequence_nr())
+    for what in (PARAMETER, WEIGHTS):
+        if what in made.metadata:
+            node.metadata[what] = made.metadata[what]
+    its_choice = getattr(made, "choice", None)
+    if its_choice is not None and choice(out) is not None:
+        node.choice = its_choice
+        if its_choice.is_second:
             run.call_it(rule_name(run.recipe.input_projection))
 
 
