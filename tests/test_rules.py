@@ -410,6 +410,40 @@ def test_a_rule_of_ones_own_that_gives_another_value_is_refused(rule: Any) -> No
         model(x.clone().requires_grad_())
 
 
+def by_size_in_place(op: Any, /, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    z = op(x, weight, bias)
+    return rules.with_gradient_of(z, op(x.abs_(), weight, bias))
+
+
+def by_weights_in_place(op: Any, /, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    z = op(x, weight, bias)
+    return rules.with_gradient_of(z, op(x, weight.clamp_(min=0), bias))
+
+
+@pytest.mark.parametrize("rule", [by_size_in_place, by_weights_in_place])
+def test_a_rule_of_ones_own_that_changes_its_inputs_is_refused(rule: Any) -> None:
+    """Else what else the model computes of them would be another model's, and a weight would stay changed."""
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)).eval(), torch.randn(1, 4)
+    with (
+        pytest.raises(MethodError, match=rf"the rule {rule.__name__} changes an input of the linear in 1 in place"),
+        propagate(model, replace(ATTNLRP, name="mine").at("1", linear=rule)),
+    ):
+        model(x.clone().requires_grad_())
+
+
+def test_a_rule_of_ones_own_may_stand_at_an_operation_in_place() -> None:
+    def own(op: Any, /, x: Tensor) -> Tensor:
+        return rules.identity(op, x)
+
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.SiLU(inplace=True)).eval(), torch.randn(1, 4)
+    found = []
+    for rule in (own, rules.identity):
+        with propagate(model, ATTNLRP.at(activation=rule)) as trace:
+            trace.explain(model(x)[0, 0])
+        found.append(trace.relevance("input"))
+    assert torch.equal(*found)
+
+
 def test_a_rule_of_ones_own_may_round_otherwise() -> None:
     def by_double(op: Any, /, x: Tensor, *rest: Any) -> Tensor:
         return op(x.double(), *(None if each is None else each.double() for each in rest)).float()  # type: ignore[no-any-return]

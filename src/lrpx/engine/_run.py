@@ -293,20 +293,30 @@ class Run:
         """``rule(op, *inputs)``, of a user's own rule.
 
         Raises:
-            MethodError: its value is not the operation's: another model would be explained.
+            MethodError: its value is not the operation's, or it has changed an input: another model would be explained.
         """
         drawn = {x.get_device() for x in inputs if is_tensor(x) and x.is_cuda}
         # before the rule, which might write into its inputs, and draws the same numbers
         with torch.no_grad(), torch.random.fork_rng(drawn):
-            value = op(*(x.detach().clone() if carries(x) else x for x in inputs))
+            given = [x.detach().clone() if carries(x) else x for x in inputs]
+            new = _versions(given)
+            value = op(*given)
+        own = _versions(given) != new  # an operation in place
+        before = _versions(inputs)
         out = rule(op, *inputs)
-        if not is_tensor(value) or _is_nearly(out, value):
-            return out
-        raise MethodError(
-            f"the rule {rule_name(rule)} gives {_told(out)}, and not the value of the {kind} in {self.where()}, "
-            f"{_told(value)}, so another model would be explained; compute the value by op(…), and give it another "
-            "gradient by lrpx.rules.with_gradient_of(value, other)"
-        )
+        if is_tensor(value) and not _is_nearly(out, value):
+            raise MethodError(
+                f"the rule {rule_name(rule)} gives {_told(out)}, and not the value of the {kind} in {self.where()}, "
+                f"{_told(value)}, so another model would be explained; compute the value by op(…), and give it another "
+                "gradient by lrpx.rules.with_gradient_of(value, other)"
+            )
+        if not own and _versions(inputs) != before:
+            raise MethodError(
+                f"the rule {rule_name(rule)} changes an input of the {kind} in {self.where()} in place, so another "
+                "model would be explained; write x.abs() in the place of x.abs_(), or change a clone(); a weight stays "
+                "changed, so load the model anew if it was one"
+            )
+        return out
 
     def tapped(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
         """The result of a call, ``proceed(args, kwargs)``, with the taps around it."""
@@ -744,6 +754,11 @@ def _is_own(rule: Rule) -> bool:
 def _has_numbers() -> bool:
     """Whether the numbers of tensors can be looked at here: not in what is compiled, or in a transform of functions."""
     return not is_in_torch_dispatch_mode() and peek_interpreter_stack() is None
+
+
+def _versions(inputs: Sequence[Any]) -> list[int]:
+    """How often each tensor was changed in place."""
+    return [x._version for x in inputs if is_tensor(x) and not x.is_inference()]
 
 
 def _told(value: Any) -> str:
