@@ -699,6 +699,15 @@ def by_landmarks(m: Roles, x: torch.Tensor, order: str) -> torch.Tensor:
     return x + m.o(products[order]())
 
 
+def in_one_block(m: Roles, x: torch.Tensor) -> torch.Tensor:
+    """FlashAttention, as its first paper has it, of a text no longer than a block."""
+    s = m.q(x) @ m.k(x).mT
+    highest = s.amax(-1, keepdim=True)
+    p, most = (s - highest).exp(), torch.maximum(highest, torch.full_like(highest, -1e10))
+    total = (highest - most).exp() * p.sum(-1, keepdim=True)
+    return x + m.o(((highest - most).exp() / total) * (p @ m.v(x)))
+
+
 def pooled(m: Roles, x: torch.Tensor, spelled: str) -> torch.Tensor:
     """A weight for each place, by one output of a layer, which is no router of one expert."""
     scores, v = m.w(torch.tanh(m.u(x))), m.v(x)
@@ -772,6 +781,7 @@ ROLES = {  # the model, the outputs of w and u, and the layers into attention; t
         f"by landmarks, {order}": (partial(by_landmarks, order=order), 1, 8, "qkv")
         for order in ("by two", "weights first", "values first")
     },
+    "in one block": (in_one_block, 1, 8, "qkv"),
     **{
         f"pooled, {spelled}": (partial(pooled, spelled=spelled), 1, 8, "wuv")
         for spelled in ("softmax", "moved", "divided after a sum", "divided after a product")

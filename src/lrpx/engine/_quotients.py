@@ -70,10 +70,11 @@ def quotient(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
         if not is_divisor and run.recipe.softmax is not rules.constant and not _is_ones(_without_values(made)):
             return refused(run, RATIO, op, a, b)
         if above[1] < WEIGHTED:
-            value = op(a.detach(), b.detach())
-            if run.recipe.softmax is not rules.constant and not _is_share(value, made):
+            value, is_constant = op(a.detach(), b.detach()), run.recipe.softmax is rules.constant
+            if (run.asks_for_places or not is_constant) and not _is_share(value, made):
                 inverse = _inverse(run, value, made)
-                return refused(run, UNKNOWN, op, a, b) if inverse is None else inverse
+                if inverse is not None or not is_constant:
+                    return refused(run, UNKNOWN, op, a, b) if inverse is None else inverse
             softmax = softmax_of(run, value, made)
             if softmax is not None and above[1] == SUMMED:
                 _factors.mark_merging(run, softmax)
