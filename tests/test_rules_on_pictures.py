@@ -699,6 +699,17 @@ def by_landmarks(m: Roles, x: torch.Tensor, order: str) -> torch.Tensor:
     return x + m.o(products[order]())
 
 
+def by_mean_weights(m: Roles, x: torch.Tensor, spelled: str) -> torch.Tensor:
+    """Temporal Fusion Transformers' attention, whose heads share their values."""
+    q, k = (each(x).unflatten(-1, (2, -1)).transpose(1, 2) for each in (m.q, m.k))
+    weights = (q @ k.mT).softmax(-1)
+    if spelled == "sum":
+        return x + m.o(weights.sum(1) / 2 @ m.v(x))
+    if spelled == "stack":
+        return x + m.o(torch.stack(list(weights.unbind(1))).mean(0) @ m.v(x))
+    return x + m.o(weights.mean(1) @ m.v(x) if spelled == "mean" else (weights @ m.v(x)[:, None]).mean(1))
+
+
 def in_one_block(m: Roles, x: torch.Tensor) -> torch.Tensor:
     """FlashAttention, as its first paper has it, of a text no longer than a block."""
     s = m.q(x) @ m.k(x).mT
@@ -780,6 +791,10 @@ ROLES = {  # the model, the outputs of w and u, and the layers into attention; t
     **{
         f"by landmarks, {order}": (partial(by_landmarks, order=order), 1, 8, "qkv")
         for order in ("by two", "weights first", "values first")
+    },
+    **{
+        f"mean weights, {spelled}": (partial(by_mean_weights, spelled=spelled), 1, 8, "qkv")
+        for spelled in ("mean", "sum", "stack", "after")
     },
     "in one block": (in_one_block, 1, 8, "qkv"),
     **{

@@ -362,6 +362,18 @@ def multiplied(name: str, out: Any, given: Sequence[Any]) -> None:
             node.metadata[BROADCAST] = along
         if name == "mul" and any(not each.requires_grad and any_weights(each) for each in tensors):
             node.metadata[WEIGHTS] = node.metadata[GATES] = True
+        if kind(node) in TOTALS and len(summands) == 1 and _are_totals(summands[0], node):
+            node.metadata[WEIGHTS] = True
+
+
+def _are_totals(x: Tensor, node: Any) -> bool:
+    """Whether a node sums attention weights along others of their dimensions than the one that they are shares along,
+    as their heads: weights still."""
+    if "_saved_dim" not in dir(node) or not any_weights(x):
+        return False
+    summed = {dimension(each, x.ndim) - x.ndim for each in node._saved_dim}
+    along = [dim for dim in range(-x.ndim, 0) if sums_to_one(x, dim)]
+    return bool(summed) and summed.isdisjoint(along) and bool(along)
 
 
 def _weighed_along(factors: Sequence[Tensor], out: Tensor) -> set[int]:
