@@ -1326,6 +1326,40 @@ def test_positions_where_all_tokens_of_a_place_stand_side_by_side():
     torch.testing.assert_close(there[key], torch.cat([value for _, value in alone]))
 
 
+class BesideOne(Module):
+    """An MLP that is given ``[B, 1, T, d]``, as DeepSeek's values are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.first, self.second = (
+            torch.nn.Embedding(9, 8),
+            torch.nn.Linear(8, 12),
+            torch.nn.Linear(12, 8),
+        )
+
+    def get_input_embeddings(self) -> Module:
+        return self.embedding
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        return self.second(self.first(self.embedding(input_ids)[:, None]).relu())[:, 0].cumsum(1)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_positions_of_what_stands_beside_a_dimension_of_one(rows: int) -> None:
+    model = BesideOne().double().eval()
+    ids = torch.arange(4 * rows).view(rows, 4) % 9
+    mask = torch.ones_like(ids)
+    mask[-1, :1] = 0  # the last row is padded on the left
+    with torch.no_grad():
+        x = model.first(model.embedding(ids))
+        for row in range(rows):
+            x[row, 1 + int(row == rows - 1), 2:4] *= 3
+        expected = model.second(x.relu()).cumsum(1)
+        changes = {unit: Scale(3, positions=[1]) for unit in (2, 3)}
+        with lrpx.intervene(model, {("first", "output"): changes}):
+            torch.testing.assert_close(model(input_ids=ids, attention_mask=mask), expected, rtol=0, atol=1e-9)
+
+
 class Tutorial(Module):
     """torch's own layers as they are by default, the tokens before the rows, in a model of no known argument."""
 

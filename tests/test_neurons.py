@@ -231,6 +231,32 @@ def test_what_several_layers_read_is_ranked_once(kind):
     assert sorted((row.path, row.unit) for row in means) == [(path, unit) for path in paths for unit in range(8)]
 
 
+def with_latent_values():
+    """DeepSeek's values, which one matrix makes of ``[B, 1, T, r]``."""
+    ranks = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4}
+    sizes = {**tiny.SIZES, **ranks, "first_k_dense_replace": 2}
+    return tiny.build(tf.DeepseekV3ForCausalLM, tf.DeepseekV3Config(**sizes))
+
+
+def test_values_that_are_made_beside_a_dimension_of_one_are_ranked():
+    model = with_latent_values()
+    explainer, chosen = lrpx.Explainer(model), places(model, "values")
+    found = explainer.neurons(IDS, 5, kind="values", top=10**6)
+    with lrpx.propagate(model, ATTNLRP) as trace:
+        value = model(input_ids=torch.tensor([IDS])).logits[0, -1, 5]
+    trace.explain(value)
+    for place in chosen:
+        expected = place.of(trace.relevance(place.path)[0, 0])
+        there = {(row.position, row.unit): row.relevance for row in found if row.layer == place.layer}
+        assert len(there) == expected.numel()
+        assert max(abs(float(expected[at]) - there[at]) for at in there) < 1e-9
+    means = {(row.path, row.unit): row.mean for row in explainer.neurons(ROWS, 5, kind="values", top=10**6)}
+    for text in ROWS:
+        for row in explainer.neurons(text, 5, kind="values", top=10**6):
+            means[row.path, row.unit] -= row.relevance / len(ROWS)
+    assert max(map(abs, means.values())) < 1e-6  # sums are kept in float32
+
+
 def test_an_encoders_and_a_decoders_tokens_are_told_apart():
     explainer = lrpx.Explainer(tiny.bart())
     found = explainer.neurons([4, 8, 2], 7, decoder=[2, 5, 9], top=10**6)

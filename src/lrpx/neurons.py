@@ -99,7 +99,7 @@ class Spots:
     first: int
 
     def of(self, value: Tensor) -> Tensor:
-        """``[T, n]`` of ``[B, W, n]``, ``[W, B, n]``, ``[B·W, n]`` or ``[W·B, n]``."""
+        """``[T, n]`` of ``[B, W, n]``, ``[B, 1, W, n]``, ``[W, B, n]``, ``[B·W, n]`` or ``[W·B, n]``."""
         before = (self.wide, -1) if self.turned else (-1, self.wide)
         value = value.reshape(*before, value.shape[-1])
         value = value.transpose(0, 1) if self.turned else value
@@ -148,7 +148,7 @@ def spots_of(batch: Batch, row: int, place: Place, shape: Sequence[int]) -> Spot
     for rows, spots in known:
         if batch.arguments and place.apart == spots.wide:  # latents, say, which happen to be as many
             continue
-        if before in ((rows, spots.wide), (rows * spots.wide,)):
+        if before in ((rows, spots.wide), (rows, 1, spots.wide), (rows * spots.wide,)):
             return replace(spots, turned=place.turned and len(before) == 1)
         if before == (spots.wide, rows):
             return replace(spots, turned=True)

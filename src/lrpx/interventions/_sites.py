@@ -189,7 +189,7 @@ class Site:
         if at is not None and self.where.apart != at.shape[1]:
             at = at.to(value.device)
             first, last = (at.T, at) if self._is_turned(value, at) else (at, at.T)  # it may have as many rows as tokens
-            for each in (first, first.flatten(), last):
+            for each in (first, first.flatten(), last, at[:, None]):
                 if each.shape == before:
                     return each
             if len(at) == 1 and before[1:] == at.shape[1:]:
