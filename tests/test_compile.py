@@ -25,7 +25,7 @@ from transformers.models.llama import modeling_llama
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.import_utils import is_tracing
 
-from lrpx import ATTNLRP, Contrast, Explainer, LogProb, Margin, Task
+from lrpx import ATTNLRP, Contrast, Explainer, LogProb, Margin, Span, Task
 from lrpx.engine import _compiled, _roles
 from lrpx.engine._settings import Settings
 from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
@@ -774,6 +774,16 @@ class Mixed(nn.Module):
     def forward(self, input_ids, attention_mask=None):
         x = self.words(input_ids)
         return self.head(self.mix(x, self.scores(x)))
+
+
+def test_where_an_answer_may_be_is_an_input_of_the_code(recorded):
+    """Every model of question answering was refused: "Please convert all Tensors to FakeTensors first"."""
+    model = tiny.bert_answers()
+    plain, compiled = Explainer(model), Explainer(model, compile=True)
+    for row in ROWS:  # of other lengths, by the same code
+        for target in (Span(0, 1), None):
+            assert_same(compiled(row, target), plain(row, target), 1e-9)
+    assert len(compiled.bound.compiler._passes) == 1
 
 
 def test_what_a_model_reads_from_transformers_is_seen(recorded):

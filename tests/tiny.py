@@ -127,6 +127,10 @@ def bert_classifier(**settings):
     return build(tf.BertForSequenceClassification, config)
 
 
+def bert_answers():
+    return build(tf.BertForQuestionAnswering, tf.BertConfig(**SIZES))
+
+
 def gpt2_classifier(**settings):
     config = tf.GPT2Config(**GPT2_SIZES | GPT2_TOKENS | {"num_labels": 3} | settings)
     return build(tf.GPT2ForSequenceClassification, config)

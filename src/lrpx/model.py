@@ -702,12 +702,14 @@ class BoundModel(Named):
             changed = replace(batch, inputs={name: given[name] for name in batch.inputs})
             with (
                 propagate(self.module, recipe, observe, **how) as trace,
-                self._reading(changed, given["positions"], alone) as read,
+                self._reading(changed, given["positions"], alone, given.get("text")) as read,
             ):
                 yield trace, read(self.module(**changed.inputs))
 
         with torch.inference_mode(False):
             given = batch.handed | {"positions": batch.positions(questions)}
+            if self.task.reads == "span":
+                given |= {"text": self._text(batch)}
         paths = frozenset(tasks.source_paths(self.module, self.task))
         run: AbstractContextManager[tuple[Trace, Tensor]]
         packs = not (compiled or ledger or recompute) and bool(batch.arguments) and recipe.is_ours()
@@ -742,10 +744,16 @@ class BoundModel(Named):
         if batch.arguments and batch.rows[0].arguments and intervened(self.module):
             with_tokens(self.module, batch.handed)
 
-    def _reading(self, batch: Batch, positions: Tensor | None, alone: bool) -> AbstractContextManager[Read]:
+    def _text(self, batch: Batch) -> Tensor:
+        """``[B, T]``: where there is text, whatever the mask hides."""
+        return batch.real.to(tasks.input_device(self.module))
+
+    def _reading(
+        self, batch: Batch, positions: Tensor | None, alone: bool, text: Tensor | None = None
+    ) -> AbstractContextManager[Read]:
         inputs: Mapping[str, Any] = batch.inputs
-        if self.task.reads == "span":  # where there is text, whatever the mask hides
-            inputs = {tasks.MASKS["input_ids"]: batch.real.to(tasks.input_device(self.module))}
+        if self.task.reads == "span":
+            inputs = {tasks.MASKS["input_ids"]: self._text(batch) if text is None else text}
         return tasks.reading(self.module, self.task, inputs, positions, self.pooling, alone)
 
     def _answers(self, questions: Questions, slots: Tensor, *, plain: bool = False) -> Answers:
