@@ -1142,6 +1142,10 @@ class Spelled(nn.Module):
         if self.spelled == "joined":
             joined = torch.cat([x, y], 1) @ self.weights[0]
             x, y = joined[:, : x.shape[1]], joined[:, x.shape[1] :]
+        if self.spelled == "rows":
+            x, y = (torch.cat([x, y], 0) + at[:, None] / 3).chunk(2, 0)
+        if self.spelled == "stacked":
+            x, y = (torch.stack([x, y], 1) + at[:, None] / 3).unbind(1)
         x = {"added": lambda: mean + x, "scaled": lambda: (1 + mean) * x, "wide": lambda: mean.expand_as(x) + x}.get(
             self.spelled, lambda: x
         )()
@@ -1171,6 +1175,99 @@ def test_a_mean_of_another_text_has_no_rows_and_keys_may_be_written_first(spelle
     assert of_spelled(spelled) == [(1, False), (1, True), (5, True)]
 
 
-def test_positions_of_what_was_cut_from_two_texts_are_refused() -> None:
+@pytest.mark.parametrize("how", ["joined", "rows", "stacked"])
+def test_positions_of_what_was_put_together_of_two_texts_are_refused(how: str) -> None:
+    """Two texts as two rows of a batch had one sink for both, which was the first's."""
     with pytest.raises(MethodError, match="cut from rows of several inputs"):
-        of_spelled("joined")
+        of_spelled(how)
+
+
+CONTEXTS: dict[str, Callable[..., Tensor]] = {
+    "repeated": lambda x, y: y.mean(1, keepdim=True).repeat(1, x.shape[1], 1) + x,
+    "tiled, joined": lambda x, y: torch.cat([y.mean(1)[:, None].tile(1, x.shape[1], 1), x], -1)[..., 8:24],
+    "by ones": lambda x, y: torch.ones(x.shape[1], 1, dtype=REST) @ y.mean(1, keepdim=True) + x,
+    "read by columns": lambda x, y: (y @ x.mT).softmax(1).mT @ y + x,
+    "read, turned": lambda x, y: (y @ x.mT).mT.softmax(-1) @ y,
+    "of sums": lambda x, y: (x[:, :, None] + y[:, None]).relu().sum(-1).softmax(-1) @ y + x,
+    "of sums, by a vector": lambda x, y: ((x[:, :, None] + y[:, None]).relu() @ x.new_ones(WIDTH)).softmax(-1) @ y + x,
+}
+
+
+class Told(nn.Module):
+    """Tells a text of another, adds positions to both, and attends."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.tokens = how, nn.Embedding(32, WIDTH, _weight=noise(32, WIDTH, seed=0))
+
+    def forward(self, input_ids: Tensor, other_ids: Tensor) -> Tensor:
+        x, y = (self.tokens(ids) for ids in (input_ids, other_ids))
+        x, at = CONTEXTS[self.how](x, y), torch.arange(x.shape[1])[:, None]
+        return ((x + at / 7).tanh().sum(1) * (y + at / 5).tanh().mean(1)).sum(-1)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("length", [2, 5])
+@pytest.mark.parametrize("how", CONTEXTS)
+def test_positions_are_those_of_the_text_whose_places_a_tensor_has(how: str, length: int, rows: int) -> None:
+    """What was made of both texts had the places of the one that its functions were given first."""
+    ids, taps = (IDS[:rows, :length], (IDS[:rows, -length:] + 3)), [Positions(model := Told(how))]
+    with propagate(model, PA_LRP, observe=(), taps=taps) as trace:
+        trace.explain(model(*ids)[-1])
+    assert [torch.equal(sink.source.ids, ids[1]) for sink in taps[0].sinks] == [False, True]
+
+
+@pytest.mark.parametrize("count", [1, 4])  # as many heads as there are tokens
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_biases_are_those_of_the_keys_of_one_head_behind_a_norm(count: int, *, is_fused: bool) -> None:
+    """The keys of one head were taken for what is the same in each row, and fused attention's for the queries'."""
+    ids = IDS[:1, :4], IDS[1:, :4]
+    taps = [Positions(model := Norms(count, is_fused=is_fused))]
+    with propagate(model, PA_LRP, observe=(), taps=taps) as trace:
+        trace.explain(model(*ids)[0, 3])
+    assert [torch.equal(sink.source.ids, ids[1]) for sink in taps[0].sinks] == [False, True]
+
+
+class Norms(nn.Module):
+    """A text that reads another, and is read by it, with distances; a norm is behind each sum."""
+
+    def __init__(self, heads: int, *, is_fused: bool) -> None:
+        super().__init__()
+        self.heads, self.is_fused = heads, is_fused
+        self.tokens = nn.Embedding(32, WIDTH, _weight=noise(32, WIDTH, seed=0))
+        self.weights = nn.Parameter(noise(2, WIDTH // heads, WIDTH, seed=1))
+
+    def read(self, x: Tensor, y: Tensor) -> Tensor:
+        at = torch.arange(x.shape[1])
+        bias = -(at - at[:, None]).abs() * torch.arange(1, self.heads + 1, dtype=REST)[:, None, None]
+        q = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k, v = (F.linear(y, w)[:, None].expand(-1, self.heads, -1, -1) for w in self.weights)
+        if self.is_fused:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None])
+        else:
+            out = (q @ k.mT + bias).softmax(-1) @ v
+        return F.layer_norm(out.transpose(1, 2).flatten(2) + x, (WIDTH,))
+
+    def forward(self, input_ids: Tensor, other_ids: Tensor) -> Tensor:
+        x, y = (self.tokens(ids) for ids in (input_ids, other_ids))
+        y = self.read(y, x)
+        return self.read(x, y).mean(1)
+
+
+def test_what_was_cut_from_a_longer_text_is_not_that_of_a_text_as_long() -> None:
+    """Positions of the rest of one text were those of another that has as many tokens."""
+    model = Cut()
+    with pytest.raises(MethodError, match="none of the tokens"), propagate(model, PA_LRP, observe=()):
+        model(IDS[:1, :5], IDS[1:, :4])
+
+
+class Cut(nn.Module):
+    """Leaves the first token out before it adds positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(32, WIDTH, _weight=noise(32, WIDTH, seed=0))
+
+    def forward(self, input_ids: Tensor, other_ids: Tensor) -> Tensor:
+        x, y = self.tokens(input_ids)[:, 1:], self.tokens(other_ids)
+        return (x + torch.arange(x.shape[1])[:, None] / 7).mean(1) * y.mean(1)

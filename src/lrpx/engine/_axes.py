@@ -188,17 +188,21 @@ class Axes:
         every = [each for each in given if is_tensor(each)]
         return [source for source in sources if any(descends(each.grad_fn, {id(source.value)}) for each in every)]
 
-    def of_whose_rows(
-        self, given: Sequence[Any], sources: Sequence[Source], count: int, *, is_scores: bool
-    ) -> list[Source]:
-        """The sources whose ``count`` rows the tensors have; those of scores, along the keys.
+    def of_whose_places(self, given: Sequence[Any], sources: Sequence[Source], dim: int | None) -> list[Source]:
+        """The sources whose places a dimension of the tensors has, counted from its end; None where there is one place,
+        which any dimension but that of features may be.
 
         Raises:
-            MethodError: nothing tells of which of the rows of several sources, one after another, these are.
+            MethodError: nothing tells of which of the places of several sources, put together, these are.
         """
-        leaves = {id(source.value) for source in sources}
-        found = {whose(each.grad_fn, leaves, count, is_scores=is_scores) for each in given if is_tensor(each)}
+        leaves, found = {id(source.value) for source in sources}, set()
+        for each in filter(any_carries, given):
+            dims = range(-2, -1 - each.ndim, -1) if dim is None else [dim] if dim >= -each.ndim else []
+            of = (whose(each, at, leaves) for at in dims if dim is not None or each.shape[at] == 1)
+            found.add(next((one for one in of if one is not None), None))
         if SEVERAL in found:
+            if all(each.ids is None for each in sources):  # a past and a future, which are told by what they have met
+                return list(sources[:1])
             raise self.refusal("what it adds positions to was cut from rows of several inputs, and nothing tells whose")
         return [source for source in sources if id(source.value) in found]
 

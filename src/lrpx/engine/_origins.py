@@ -7,7 +7,7 @@ and its spelling is the same: what is summed over tells, followed back through t
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from lrpx.engine._graph import descends
 from lrpx.engine._nodes import kind
@@ -233,55 +233,88 @@ def dimension(dim: int, dims: int) -> int:
 
 
 SEVERAL = 0
-"""What :func:`whose` says of rows that are several texts', one after another."""
+"""What :func:`whose` says of rows that are several texts', one after another or side by side."""
+JOINS = frozenset("Cat Stack CopySlices IndexPut".split())
+"""Nodes that put the rows of several tensors together."""
 
 
-def whose(node: Any, leaves: Collection[int], count: int, *, is_scores: bool = False) -> int | None:
-    """The ``id`` of the leaf whose rows a node has, of several that it comes from: that of what each function was given
-    first, as a residual comes before what a layer adds to it, and a query before its keys; but not of what is the same
-    for each of the ``count`` rows, as a mean. Scores have the rows of the keys, which are the last factor of their
-    product, or the first if they were transposed since."""
-    seen, waiting = set(), [(node, is_scores, True)]
+def whose(x: Tensor, dim: int, leaves: Collection[int]) -> int | None:
+    """The ``id`` of the leaf whose places a dimension of a tensor has, of several that it comes from, or ``SEVERAL``;
+    None where nothing tells. What is the same for each place, as a mean, has none; of what was added or multiplied
+    place by place the first is it, as a residual comes before what a layer adds to it."""
+    return _whose(_Way(x.grad_fn, x.output_nr, dim % x.ndim), leaves)
+
+
+class _Way(NamedTuple):
+    """Places along a dimension of what a node gives, of which so many numbers are between one and the next, where
+    others are one dimension with them."""
+
+    node: Any
+    at: int
+    dim: int
+    inner: int = 1
+
+
+def _whose(way: _Way, leaves: Collection[int]) -> int | None:
+    seen, waiting = set(), [way]
     while waiting:
-        each, is_scores, are_last = waiting.pop()
-        if each is None or each in seen:
+        way = waiting.pop()
+        if way in seen or not descends(way.node, leaves):
             continue
-        seen.add(each)
-        name, out = kind(each), shape(each, 0)
-        if name == LEAF and id(each.variable) in leaves:
-            return id(each.variable)
-        given = [child for child in each.next_functions if child[0] is not None]
-        if len(given) > 1 or name == "Expand":
-            given = [child for child in given if not _is_spread(shape(*child), out, count)]
-        if is_scores and _swaps_last(each, name, out):
-            are_last = not are_last
-        is_joined = name == "Cat" and _joins(each, out, count)
-        of = [child for child, _ in given if descends(child, leaves)] if is_scores or is_joined else []
-        if is_joined and sum(any(descends(child, {key}) for child in of) for key in leaves) > 1:
-            return SEVERAL
-        is_product = is_scores and len(of) > 1 and not name.startswith(("Add", "Sub", "Cat", "Where", "Mul", "Div"))
-        if not (is_product and are_last):
-            given.reverse()
-        waiting += [(child, is_scores and not is_product, are_last) for child, _ in given]
+        seen.add(way)
+        name, after = kind(way.node), shape(way.node, way.at)
+        if name == LEAF:
+            return id(way.node.variable)
+        ways = _ways_of_places(way, name, after)
+        are_features = name == "Cat" and way.dim != len(after) - 1 == _saved(way.node, len(after))
+        if name in JOINS and not are_features:
+            joined = {_whose(one, leaves) for one in ways} - {None}
+            if len(joined) > 1:
+                return SEVERAL
+        waiting += reversed(ways)
     return None
 
 
-def _is_spread(before: tuple[int, ...], after: tuple[int, ...], count: int) -> bool:
-    """Whether what has a shape is the same for each of the rows of what was made of it."""
-    before = (1,) * (len(after) - len(before)) + before
-    return any(made == count and given == 1 for given, made in zip(before, after, strict=False)) and count > 1
+def _ways_of_places(way: _Way, name: str, after: tuple[int, ...]) -> list[_Way]:
+    """Of what a node is made that has the places of what it gives, and where, the first first."""
+    node, _, dim, inner = way
+    edges = [edge for edge in node.next_functions if edge[0] is not None]
+    first = shape(*edges[0])
+    if name in VIEWS:
+        there = _in_order(first, after, dim, inner)
+        return [] if there is None else [_Way(edges[0][0], edges[0][1], *there)]
+    if hasattr(node, "_saved_keepdim"):  # what is reduced is the same for each place
+        reduced = node._saved_dim if isinstance(node._saved_dim, (tuple, list)) else (node._saved_dim,)
+        gone = {dimension(each, len(first)) for each in reduced} or set(range(len(first)))
+        kept = [each for each in range(len(first)) if each not in gone]
+        dim = dim if node._saved_keepdim else kept[dim]
+        return [_Way(edges[0][0], edges[0][1], dim, inner)] if dim in kept else []
+    if name in ("Stack", "Unsqueeze") and _saved(node, len(after)) == dim:
+        ways = _windows(node, name, len(after), dim)
+    elif name == "Stack":
+        ways = [(*edge, dim - (dim > _saved(node, len(after)))) for edge in edges]
+    elif name in ("ViewAsComplex", "ViewAsReal", "Mv"):
+        ways = [(*edges[0], dim)] if dim < len(first) else []
+    elif len(edges) > 1 and name not in PRODUCTS and not name.startswith("ScaledDotProduct"):
+        ways = [(*edge, dim - len(after) + len(shape(*edge))) for edge in edges]
+    else:
+        ways = _ways(node, name, after, dim)
+    is_there = [each >= 0 and (shape(one, at)[each] > 1 or after[dim] == 1) for one, at, each in ways]
+    return [_Way(*each, inner) for each, is_one in zip(ways, is_there, strict=True) if is_one]
 
 
-def _joins(node: Any, after: tuple[int, ...], count: int) -> bool:
-    """Whether a node joins rows, one after another, and not their features."""
-    shapes = [shape(*child) for child in node.next_functions if child[0] is not None]
-    return any(given == count != made for each in shapes for given, made in zip(each[:-1], after[:-1], strict=False))
-
-
-def _swaps_last(node: Any, name: str, after: tuple[int, ...]) -> bool:
-    """Whether a node has another dimension last than what it was given, of those that are not 1."""
-    if name not in ("Transpose", "Permute", "T"):
-        return False
-    order = [_ways(node, name, after, dim)[0][2] for dim in range(len(after))]
-    long = [dim for dim, size in zip(order, after, strict=True) if size > 1]
-    return bool(long) and long[-1] != max(long)
+def _in_order(before: tuple[int, ...], after: tuple[int, ...], dim: int, inner: int) -> tuple[int, int] | None:
+    """Where places are in another shape of the same numbers in the same order: the dimension, and how many numbers are
+    from one to the next in it."""
+    if after[dim] == 1:  # of several of one place those that are as many from the last
+        end = prod(after[:dim])
+        ones, mine = (
+            [each for each, size in enumerate(of) if size == 1 and prod(of[:each]) == end] for of in (before, after)
+        )
+        return (ones[-min(len(mine) - mine.index(dim), len(ones))], 1) if ones else None
+    step = inner * prod(after[dim + 1 :])
+    for each, size in enumerate(before):
+        behind = prod(before[each + 1 :])
+        if behind <= step < behind * size:
+            return each, step // behind
+    return None

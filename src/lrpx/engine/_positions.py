@@ -272,7 +272,7 @@ class Positions(Tap):
             return self._summed(call)
         if name == ATTENTION:
             q, k, _, mask = arguments(args[:4], kwargs, "query", "key", "value", "attn_mask")
-            added = self._added(mask, [k], (*q.shape[:-1], k.shape[-2]), q.dtype, is_scores=True)
+            added = self._added(mask, [k], (*q.shape[:-1], k.shape[-2]), q.dtype, is_scores=True, keys=-2)
             if added is mask:
                 return args, kwargs
             return ((*args[:3], added, *args[4:]), kwargs) if len(args) > 3 else (args, kwargs | {"attn_mask": added})
@@ -473,16 +473,23 @@ class Positions(Tap):
         return added
 
     def _added(
-        self, value: Any, met: Sequence[Any], shape: Sequence[int], dtype: torch.dtype, *, is_scores: bool = False
+        self,
+        value: Any,
+        met: Sequence[Any],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        *,
+        is_scores: bool = False,
+        keys: int = -1,
     ) -> Any:
         """A constant that is added to what was made of some tensors, and has this shape and dtype: as a leaf, if it is
-        positions."""
+        positions; ``keys``: which dimension of the last of these is the keys'."""
         axis = self._axes.axis(value, met, shape, is_scores=is_scores) if is_constant(value) else None
         if axis is None:
             if is_constant(value):
                 self._axes.refuse_left(value, met, shape)
             return value
-        return self._sink(value, met, shape, dtype, axis, is_added=len(shape) == 4 or axis.is_scores)
+        return self._sink(value, met, shape, dtype, axis, is_added=len(shape) == 4 or axis.is_scores, keys=keys)
 
     def product(self, func: Callable[..., Any], a: Any, b: Any) -> Any:
         """``func(a, b)`` under the recipe's rule for positions, if one depends on the input and the other is positions,
@@ -526,9 +533,11 @@ class Positions(Tap):
         *,
         is_added: bool = False,
         is_factor: bool = False,
+        keys: int = -1,
     ) -> Tensor:
         """Positions as a leaf, with one for each row of the batch, and for each head if that was asked; ``met``: what
-        they meet; ``is_added``: to what may be the scores of attention; ``is_factor``: they are multiplied."""
+        they meet; ``is_added``: to what may be the scores of attention; ``is_factor``: they are multiplied; ``keys``:
+        which dimension of what scores are, or are made of, is the keys'."""
         run = self._run
         is_looked_up = value.requires_grad and not isinstance(value, Parameter)
         named = value
@@ -539,9 +548,8 @@ class Positions(Tap):
         possible = [each for each in of_tokens if self._axes.shape_of_ids(each)[-1] == count]
         if self._axes.is_of_image() and not run.replaying:  # which may have as many places as there are tokens
             possible = self._axes.of_which(met, possible)
-        elif len(possible) > 1 and not run.replaying:  # two texts of one length
-            keys = met[-1:] if axis.is_scores else met
-            possible = self._axes.of_whose_rows(keys, possible, count, is_scores=axis.is_scores) or possible
+        elif possible and len(of_tokens) > 1 and not run.replaying:
+            possible = self._of_texts(met, axis, keys, possible, of_tokens)
         source = possible[-1] if possible else None
         if source is None and of_tokens:
             raise self._axes.refusal(f"it has positions for {count} places, which are none of the tokens")
@@ -583,12 +591,27 @@ class Positions(Tap):
             self.sinks.append(Sink(path, call, line, leaf, *of, is_of_keys, is_of_layer, is_behind, ndim, which))
         return leaf
 
+    def _of_texts(
+        self, met: Sequence[Any], axis: Axis, keys: int, possible: list[Source], of_tokens: Sequence[Source]
+    ) -> list[Source]:
+        """Of several texts that whose places positions meet, of those with as many tokens; none of what was cut from
+        another.
+
+        Raises:
+            MethodError: there are several, and nothing tells whose.
+        """
+        given, dim = (met[-1:], keys) if axis.is_scores else (met, axis.dims[0] if axis.dims else None)
+        found = self._axes.of_whose_places(given, of_tokens, dim)
+        if not found and len(possible) > 1:
+            raise self._axes.refusal("nothing tells to which of several texts of one length positions are added")
+        return [each for each in possible if any(each is one for one in found)] if found else possible
+
     def _of_which(self, leaf: Tensor, met: Sequence[Any], axis: Axis, path: str) -> int | None:
         """Of which of several inputs of numbers what is added to their rows is; where both are cut from one tensor, as
         of a series of past and future, what was not made of other positions has its own."""
         inputs = [each for each in self._run.sources if each.ids is None]
-        count, is_scores = math.prod(leaf.shape[dim] for dim in axis.dims), axis.is_scores
-        found = self._axes.of_whose_rows(met, inputs, count, is_scores=is_scores) if len(inputs) > 1 else []
+        dim = axis.dims[0] if axis.dims else None
+        found = self._axes.of_whose_places(met, inputs, dim) if len(inputs) > 1 else []
         if len(found) != 1 or path != INPUT:
             return id(found[0].value) if found else None
         before = {
