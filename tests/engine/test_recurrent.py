@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from lrpx.engine import propagate
 from lrpx.errors import UnknownOperationError
-from lrpx.recipes import ATTNLRP, GRADIENT, LRP
+from lrpx.recipes import ATTNLRP, ATTNLRP_VIT, GRADIENT, LRP, LRP_VIT
 from lrpx.rules import Gamma
 from tests.reference import recurrent
 
@@ -237,3 +238,27 @@ def test_dropout_between_layers_is_refused_while_training() -> None:
     ):
         trace.explain(model(noise(4, 2, 3))[0].sum())
     assert explained(model.eval(), LRP, noise(4, 2, 3))[0].any()
+
+
+class Attending(nn.Module):
+    """A layer whose states are themselves queries, keys and values, as in the attention of Luong et al. (2015)."""
+
+    def __init__(self, kind: str, *, both: bool) -> None:
+        super().__init__()
+        self.layer = made(LAYERS[kind], 6, 6, batch_first=True, bidirectional=both)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = self.layer(x)[0]
+        return torch.softmax(states[:, -1:] @ states.mT, -1) @ states
+
+
+@by_name
+@pytest.mark.parametrize("both", [False, True], ids=["forwards", "both"])
+@pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
+def test_a_recurrent_layer_is_no_projection_into_attention(kind: str, both: bool, recipe: Any) -> None:
+    x = noise(1, 5, 6)
+    found, plain = (
+        explained(Attending(kind, both=both), each, x, ledger=False)[0]
+        for each in (recipe, replace(recipe, input_projection=None))
+    )
+    torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-12)

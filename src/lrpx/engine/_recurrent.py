@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lrpx import rules
+from lrpx.engine import _roles
 from lrpx.engine._elementwise import activation, homogeneous, product
 from lrpx.engine._gates import keep_gate, move_gate
 from lrpx.engine._layers import linear
@@ -39,8 +40,8 @@ def _lstm_cell(run: Run, inputs: Tensor, state: State, weights: Sequence[Tensor 
     h, c = state
     into, forget, signal, out = _sum(run, inputs, _hidden(run, h, weights)).chunk(4, -1)
     new, kept = _multiplied(run, _gate(run, into), _tanh(run, signal)), _multiplied(run, _gate(run, forget), c)
-    c = _sum(run, kept, new)
-    h = _multiplied(run, _gate(run, out), _tanh(run, c))
+    c = _roles.mixes(_sum(run, kept, new))
+    h = _roles.mixes(_multiplied(run, _gate(run, out), _tanh(run, c)))
     return h if weights[4] is None else linear(run, F.linear, (h, weights[4], None), {}), c
 
 
@@ -51,14 +52,14 @@ def _gru_cell(run: Run, inputs: Tensor, state: State, weights: Sequence[Tensor |
     reset, update = _gate(run, _sum(run, r, hidden_r)), _gate(run, _sum(run, z, hidden_z))
     new = _tanh(run, _sum(run, n, _multiplied(run, reset, hidden_n)))
     rest = keep_gate(run.recipe, run.added(1.0, "gru", update) - update, update)
-    return (_sum(run, _multiplied(run, rest, new), _multiplied(run, update, h)),)
+    return (_roles.mixes(_sum(run, _multiplied(run, rest, new), _multiplied(run, update, h))),)
 
 
 def _simple_cell(
     run: Run, inputs: Tensor, state: State, weights: Sequence[Tensor | None], function: Callable[..., Tensor]
 ) -> State:
     """``h' = g(x + h)``."""
-    return (function(run, _sum(run, inputs, _hidden(run, state[0], weights))),)
+    return (_roles.mixes(function(run, _sum(run, inputs, _hidden(run, state[0], weights)))),)
 
 
 def _hidden(run: Run, h: Tensor, weights: Sequence[Tensor | None]) -> Tensor:

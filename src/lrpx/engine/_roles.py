@@ -59,7 +59,7 @@ WIDTH = "lrpx width"
 TAKEN = "lrpx taken"
 """What holds, at the node of a tensor, which layers take it, as the numbers of their nodes."""
 MIXED = "lrpx mixed"
-"""What the node of a convolution is marked with that mixes channels, as a layer does."""
+"""What the node of a convolution is marked with that mixes channels, as a layer does, or that of a recurrent layer."""
 
 OUTWARD = "lrpx outward"
 """What the node of an output projection is marked with; and what holds, at that of a layer after one, its choice."""
@@ -147,8 +147,8 @@ def layer(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) ->
         return run.apply(what, op, *inputs, rule=recipe.first, called=rule_name(recipe.first), conserves=conserves)
     if what != "linear":
         out: Any = run.apply(what, op, *inputs, rule=getattr(recipe, what))
-        if inputs[1].shape[1] > 1 and out.grad_fn is not None:
-            out.grad_fn.metadata[MIXED] = True
+        if inputs[1].shape[1] > 1:
+            mixes(out)
         _origins.layer(out, x, {1 - inputs[1].ndim})
         _taken(run, out, x)
         return out
@@ -158,6 +158,13 @@ def layer(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) ->
     if projected.grad_fn is not None:
         projected.grad_fn.metadata[WIDTH] = projected.shape[-1]
     return projected
+
+
+def mixes(out: Tensor) -> Tensor:
+    """``out``, noted as made by what is no projection of attention's, whatever layers it has inside."""
+    if out.grad_fn is not None:
+        out.grad_fn.metadata[MIXED] = True
+    return out
 
 
 def _taken(run: Any, out: Tensor, x: Tensor) -> None:
@@ -790,8 +797,8 @@ def _tell(node: Any, of: str = "") -> None:
 def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:
     """The layers that a tensor is a projection by. A sum of what several layers gave is none of theirs: it is the
     residual stream; but a rotation is a sum of what one layer gave, and scores less their logsumexp of the same two.
-    Behind a convolution of all channels, or what attention gives, there are none, for it is what projects
-    (:data:`OTHER`); one of each channel by itself, as behind a layer that gives queries, pools what that layer gave. Of
+    Behind a convolution of all channels, a recurrent layer, or what attention gives, there are none, for it is what
+    projects (:data:`OTHER`); one of each channel by itself, as behind a layer that gives queries, pools what that layer gave. Of
     a sum of weights alone, all that made them do.
 
     A layer that makes scores (``of``) by itself, or mixes them, is one, and what made its input, a key of a learned
