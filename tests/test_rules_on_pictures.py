@@ -678,9 +678,16 @@ def by_elements(m: Roles, x: torch.Tensor, features: str) -> torch.Tensor:
     return x + m.o(((q * k).softmax(2) * v[:, None]).sum(2))
 
 
-def efficient(m: Roles, x: torch.Tensor, heads: int) -> torch.Tensor:
-    q, k, v = (each(x).unflatten(-1, (heads, -1)).transpose(1, 2) for each in (m.q, m.k, m.v))
-    return x + m.o((q.softmax(-1) @ (k.softmax(-2).mT @ v)).transpose(1, 2).flatten(2))
+def efficient(m: Roles, x: torch.Tensor, spelled: str) -> torch.Tensor:
+    """Efficient attention (Shen et al., 2021): queries over features, keys over places."""
+    q, k, v = (each(x).unflatten(-1, (2, -1)).transpose(1, 2) for each in (m.q, m.k, m.v))
+    q, k = q.softmax(-1), k.softmax(-2)
+    products = {
+        "values first": lambda: q @ (k.mT @ v),
+        "by columns": lambda: ((v.mT @ k) @ q.mT).mT,
+        "weights first": lambda: (q @ k.mT) @ v,
+    }
+    return x + m.o(products[spelled]().transpose(1, 2).flatten(2))
 
 
 def by_landmarks(m: Roles, x: torch.Tensor, order: str) -> torch.Tensor:
@@ -787,7 +794,10 @@ ROLES = {  # the model, the outputs of w and u, and the layers into attention; t
     "gated keys": (by_key_gates, 1, 8, "qkv"),
     "by elements": (partial(by_elements, features="summed"), 1, 8, "qkv"),
     "by elements, each by itself": (partial(by_elements, features="each"), 1, 8, "qkv"),
-    "efficient": (partial(efficient, heads=2), 1, 8, "qkv"),
+    **{
+        f"efficient, {spelled}": (partial(efficient, spelled=spelled), 1, 8, "qkv")
+        for spelled in ("values first", "by columns", "weights first")
+    },
     **{
         f"by landmarks, {order}": (partial(by_landmarks, order=order), 1, 8, "qkv")
         for order in ("by two", "weights first", "values first")

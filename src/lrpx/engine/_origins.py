@@ -98,7 +98,7 @@ def _origin(node: Any, at: int, dim: int, products: bool, chosen: bool, left: li
                 return "", True
             (node, at), is_made = edge, True
             continue
-        if ATTENDED in node.metadata and dim == len(after) - 2:  # the queries', of weights that may be constants
+        if node.metadata.get(ATTENDED) == dim - len(after):  # the queries', of weights that may be constants
             return PLACES, is_made
         name = kind(node)
         if name == LEAF:

@@ -268,8 +268,9 @@ def attend(run: Any, out: Any, *factors: Any, summed: Sequence[int | None] = ())
     made of them) are told. ``summed``: which dimension of each factor is summed over, None where that tells nothing."""
     if run.asks_for_places and not _mixes_at_each_place(factors, summed):
         if getattr(out, "grad_fn", None) is not None:
-            out.grad_fn.metadata[ATTENDED] = True
-            if all(mark_of(each) == WEIGHTS for each in factors):  # weights of weights, as Nyströmformer's
+            marks = [mark_of(each) for each in factors]
+            out.grad_fn.metadata[ATTENDED] = -1 if len(marks) == 2 and marks[1] and not marks[0] else -2
+            if WEIGHTS in marks and all(each in (WEIGHTS, OF_LAYER) for each in marks):  # as Nyströmformer's
                 out.grad_fn.metadata[WEIGHTS] = True
         for factor in factors:
             if getattr(factor, "grad_fn", None) is not None:
@@ -349,7 +350,7 @@ def multiplied(name: str, out: Any, given: Sequence[Any]) -> None:
             _tell(node)
             for each in summands:
                 _tell_of(_leads(each.grad_fn, SPREAD, [MOST_SUMS]) or _leads(each.grad_fn, MADE_OF, [MOST_SUMS]))
-            node.metadata[ATTENDED] = True
+            node.metadata[ATTENDED] = -2
     elif is_product:
         mark = ROUTED if is_product == ROUTED else WEIGHTS
         are_weights = [any_weights(each) if mark == WEIGHTS else mark_of(each) == ROUTED for each in tensors]
@@ -483,7 +484,7 @@ def attended(out: Tensor, scores: Sequence[Tensor], values: Sequence[Tensor]) ->
         _tell(each.grad_fn)
     for each in scores:
         _tell(each.grad_fn, SCORES)
-    cast("Any", out.grad_fn).metadata[ATTENDED] = True
+    cast("Any", out.grad_fn).metadata[ATTENDED] = -2
 
 
 def mark_weights(run: Any, out: Any, scores: Any = None, dim: int | None = -1) -> Any:
