@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from lrpx.engine._taps import Call, Running
 
+Result = TypeVar("Result")
 MARK = "_lrpx_heads"
 WEIGHTS = "attention weights"
 FILLED = frozenset(("mul", "where", "masked_fill", "masked_fill_"))
@@ -490,7 +491,7 @@ def _layer(path: str) -> str | None:
     return None if layer is None else layer.path
 
 
-def _lost(out: Any) -> Any:
+def _lost(out: Result) -> Result:
     """What was made of an output projection's result in a way that is not followed, marked so."""
     for each in tree_leaves(out):
         if isinstance(each, Tensor):

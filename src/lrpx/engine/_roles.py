@@ -162,8 +162,9 @@ def layer(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) ->
 
 def mixes(out: Tensor) -> Tensor:
     """``out``, noted as made by what is no projection of attention's, whatever layers it has inside."""
-    if out.grad_fn is not None:
-        out.grad_fn.metadata[MIXED] = True
+    node: Any = out.grad_fn
+    if node is not None:
+        node.metadata[MIXED] = True
     return out
 
 
@@ -799,8 +800,8 @@ def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:
     """The layers that a tensor is a projection by. A sum of what several layers gave is none of theirs: it is the
     residual stream; but a rotation is a sum of what one layer gave, and scores less their logsumexp of the same two.
     Behind a convolution of all channels, a recurrent layer, or what attention gives, there are none, for it is what
-    projects (:data:`OTHER`); one of each channel by itself, as behind a layer that gives queries, pools what that layer gave. Of
-    a sum of weights alone, all that made them do.
+    projects (:data:`OTHER`); one of each channel by itself, as behind a layer that gives queries, pools what that layer
+    gave. Of a sum of weights alone, all that made them do.
 
     A layer that makes scores (``of``) by itself, or mixes them, is one, and what made its input, a key of a learned
     query, is another. Scores may be a sum, of those of contents and of places; what a layer gives to it, as of queries
