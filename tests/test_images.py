@@ -104,6 +104,24 @@ def test_a_batch_of_images_of_two_sizes():
         near(found.by_pixel(), Explainer(model)(each, 1).by_pixel())
 
 
+def test_an_image_that_a_processor_makes_a_film_of_is_refused():
+    """The frames of a film, as a list, would be films of one frame each."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    config = tf.TimesformerConfig(**sizes, image_size=16, patch_size=8, num_frames=3, num_labels=3)
+    torch.manual_seed(0)
+    model = tf.TimesformerForVideoClassification(config).eval()
+    side = {"height": 16, "width": 16}
+    processor = tf.VideoMAEImageProcessorPil(size={"shortest_edge": 16}, crop_size=side)
+    frames = [np.random.default_rng(i).integers(0, 256, (18, 20, 3), dtype=np.uint8) for i in range(3)]
+    explain = Explainer(model, processor, task=Task.IMAGE_CLASSIFICATION)
+    made = processor(frames, return_tensors="pt")
+    expected = model(**made).logits[0, 1].item()
+    assert explain(made, 1).explained.value == pytest.approx(expected, abs=1e-5)
+    for given in (frames, np.stack(frames), frames[0]):
+        with pytest.raises(InputError, match="makes a film of one frame of an image; pass what it returns of all"):
+            explain(given, 1)
+
+
 def test_several_targets_and_a_contrast():
     explain = Explainer(build("vit"))
     first, second, difference = (explain(image(), *asked) for asked in ((0,), (2,), (0, 2)))

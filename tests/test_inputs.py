@@ -665,6 +665,61 @@ def test_what_processors_say_of_one_image():
         read({"input_ids": ids, "token_type_ids": torch.tensor([[0, 1]])}, lambda *_: True)
 
 
+BESIDE = {
+    **dict.fromkeys(("image_embeds", "image_hidden_states", "image_text_alignment", "image_position_ids"), (8, 4)),
+    **dict.fromkeys(("cross_attention_states", "perceiver_embeddings", "query_embeds", "flattened_patches"), (8, 4)),
+    **dict.fromkeys(("audio_input_ids", "pixel_mask", "protein_feats", "decoder_inputs"), (8, 4)),
+    **dict.fromkeys(("pixel_attention_mask", "audio_attention_mask", "image_attention_mask"), (8,)),
+    **dict.fromkeys(("feature_attention_mask", "input_features_mask", "input_values_mask"), (8,)),
+    **dict.fromkeys(("audio_input_ids_mask", "protein_input_ids", "decoder_position_ids", "speaker_embeddings"), (8,)),
+}
+IN_TEXT = {
+    **dict.fromkeys(("token_type_ids", "mm_token_type_ids", "input_shape_ids", "global_attention_mask"), (8,)),
+    **dict.fromkeys(("image_embeds_position_mask", "images_seq_mask", "vision_mask", "entity_mask"), (8,)),
+    **dict.fromkeys(("bbox", "xpath_tags_seq", "image_attention_mask", "cross_attention_mask"), (8, 4)),
+}
+
+
+@pytest.mark.parametrize("mask", [[1] * 8, [1] * 5 + [0] * 3, [0] * 3 + [1] * 5])
+def test_padding_is_taken_off_what_is_said_of_tokens_alone(mask):
+    """By the names that models give to images, sounds and what is made of them."""
+    given = {"input_ids": torch.arange(8)[None] + 3, "attention_mask": torch.tensor([mask])}
+    for name, sizes in BESIDE.items():
+        value = torch.ones(1, *sizes, dtype=torch.int64)
+        found = read({**given, name: value}, lambda *_: True)
+        assert list(found.per_token) == ["input_ids"], name
+        assert torch.equal(found.arguments[name], value), name
+    for name, sizes in IN_TEXT.items():
+        found = read({**given, name: torch.ones(1, *sizes, dtype=torch.int64)}, lambda *_: True)
+        cut = found.per_token[name] if len(sizes) == 1 else found.arguments[name][0]
+        assert len(cut) == sum(mask), name
+
+
+@pytest.mark.parametrize("name", ["image_num_crops", "num_local_patches", "audio_feature_lengths", "lang_ids"])
+def test_what_is_said_of_each_image_or_of_the_whole_input_is_no_number_of_tokens(name):
+    value = torch.tensor([1] if name == "lang_ids" else [1, 1])
+    found = read({"input_ids": torch.tensor([[5, 7, 9]]), name: value}, lambda *_: True)
+    assert torch.equal(found.arguments[name], value)
+
+
+def test_a_spectrogram_is_read_where_others_have_samples():
+    """AST's ``input_values``: ``[steps, frequencies]``, one or several of them, are no batch of recordings."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    steps = {"max_length": 12, "num_mel_bins": 8, "frequency_stride": 4, "time_stride": 4, "patch_size": 4}
+    torch.manual_seed(0)
+    model = tf.ASTForAudioClassification(tf.ASTConfig(**sizes, **steps, num_labels=3)).eval()
+    sounds = torch.randn(2, 12, 8)
+    first, second = model(input_values=sounds).logits[:, 1].tolist()
+    explain = Explainer(model)
+    for given in (sounds[0], sounds[:1], {"input_values": sounds[:1]}):
+        assert explain(given, 1).explained.value == pytest.approx(first, abs=1e-5)
+    for given in (sounds, list(sounds), {"input_values": sounds}):
+        assert [each.explained.value for each in explain(given, 1)] == pytest.approx([first, second], abs=1e-5)
+    for given in (sounds[0].T, sounds[0, 0], {"input_values": sounds[0]}, torch.randn(1, 400)):
+        with pytest.raises(InputError, match=r"takes the spectrogram of a sound, \[1, steps, 8\]; pass"):
+            explain(given, 1)
+
+
 def test_types_of_tokens_that_a_model_hands_on_to_its_encoder_are_read():
     """An EncoderDecoderModel names none among its arguments, and its BERT has embeddings of them."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}

@@ -26,8 +26,18 @@ OF_IMAGES = ("_thw", "_sizes")
 """How names end of what a processor says of each image, ``[images, …]``: few numbers, which are no tokens'."""
 PLACES = "position_ids"
 """The places of tokens: a number for each; or several, ``[n, B, T]``, where a model counts frames, rows and columns."""
-OF_OTHERS = ("qformer_", "visual_", "encoder_", "entity_")
+OF_OTHERS = ("qformer_", "visual_", "encoder_", "entity_", "decoder_", "protein_")
 """How names begin of what stands beside a text and has places of its own, perhaps as many as the text has."""
+OF_SIGNALS = (
+    *("image", "video", "vision_", "audio", "pixel_", "feature_attention", "input_features_", "input_values_", "patch"),
+    *("flattened_patches", "cross_attention_states", "perceiver_", "query_embeds", "region_to_", "speaker_embedding"),
+    *("structure_feats", "num_local_patches", "num_frames_", "second_per_grid"),
+)
+"""How names begin of images and sounds, of what was made of them, and of how many there are."""
+MASKS_OF_OTHERS = ("attention_mask", "pixel_mask", "features_mask", "values_mask", "ids_mask", "latents_mask")
+"""How names end of masks that hide the padding of something else; others say where in the text it stands."""
+OF_IMAGES_SEEN = "image_attention_mask"
+"""Which images each token sees, ``[B, T, images]``; or, as ``[B, places]``, a mask of an image."""
 OF_TOKENS = ("type_ids", PLACES)
 """How names end of what has a number for each token and nothing else."""
 EMBEDDED = ("inputs_embeds", "decoder_inputs_embeds")
@@ -123,10 +133,12 @@ def read(given: Mapping[str, Any], accepts: Callable[[str, Any], bool]) -> Encod
         kept = _kept(kept, "attention_mask")
         before = int(kept.nonzero()[0])
         for key in list(fields):
-            if key.endswith(OF_IMAGES) or key.startswith(OF_OTHERS):
+            if _is_beside(key, fields[key]):
                 if is_flat and key.startswith(OF_OTHERS) and fields[key].ndim < 3:
                     fields[key] = fields[key][None]
                 continue
+            if not is_flat and fields[key].shape == (1,) and not key.endswith(OF_TOKENS):
+                continue  # of the whole input, such as its language
             if is_flat and key not in (*RANKS, PLACES) and fields[key].ndim == 2 and len(fields[key]) == len(ids):
                 fields[key] = fields[key][None]
             value = _flat(fields[key])
@@ -171,6 +183,15 @@ def decoder_ids(given: Mapping[str, Any]) -> list[int]:
         )
     found: list[int] = ids[inside].tolist()
     return found
+
+
+def _is_beside(name: str, value: Tensor) -> bool:
+    """Whether a field is no tokens': of what stands beside the text, with places of its own or none."""
+    if name in RANKS or (name == OF_IMAGES_SEEN and value.ndim == 3):
+        return False
+    if name.endswith(("_mask", "_masks")) and not name.endswith(MASKS_OF_OTHERS):
+        return False
+    return name.endswith(OF_IMAGES) or name.startswith((*OF_OTHERS, *OF_SIGNALS))
 
 
 def _kept(mask: Tensor, name: str) -> Tensor:

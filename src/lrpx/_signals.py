@@ -78,6 +78,11 @@ def signal(model: Module, processor: Any, given: Any, argument: str, *, is_image
     refuse_whole(made)
     refuse_cut(made)
     pixels = made["pixel_values"]
+    if getattr(pixels, "ndim", 0) == 5 and pixels.shape[1] == 1:
+        raise InputError(
+            f"the processor, {type(processor).__name__}, makes a film of one frame of an image; pass what it returns "
+            "of all frames, processor(frames, return_tensors='pt')"
+        )
     _refuse_channels(model, pixels, given)
     return {argument: pixels}
 

@@ -192,7 +192,7 @@ class Reader:
         if self.task.pictures and getattr(inputs, "ndim", 0) == 2:
             return False  # one image in grey
         is_signal = getattr(inputs, "ndim", 0) in (2, 3) and self.task.arguments[0] != "input_ids"
-        if is_signal and tasks.signal_argument(self.model, self.task) == "input_features":  # spectrograms
+        if is_signal and self._reads_spectrograms:
             return bool(inputs.ndim == 3 and len(inputs) > 1)
         if not isinstance(inputs, tuple) or not inputs:
             return is_many(inputs)
@@ -256,6 +256,7 @@ class Reader:
             self._refuse_labels(given, decoder)
             written = self._decoder_ids(decoder)
             segments, arguments = self._read(given)
+            self._refuse_samples(arguments)
             if written is not None:
                 segments = (*segments, self._segment(self.task.segments[-1], {"input_ids": written}))
             ends = self._ends(segments)
@@ -549,6 +550,29 @@ class Reader:
             raise InputError(
                 f"the input has no attention_mask, and one of ones changes what {type(self.model).__name__} says; pass "
                 "all that the processor returned, with its attention_mask"
+            )
+
+    @property
+    def _reads_spectrograms(self) -> bool:
+        """Whether a sound is a spectrogram, ``[steps, frequencies]`` or the reverse, rather than samples."""
+        argument = tasks.signal_argument(self.model, self.task)
+        return argument == "input_features" or (argument == "input_values" and self._is_ast)
+
+    @property
+    def _is_ast(self) -> bool:
+        """Whether the model calls spectrograms by the name that others have for samples, as AST alone does."""
+        return getattr(getattr(self.model, "config", None), "model_type", None) == "audio-spectrogram-transformer"
+
+    def _refuse_samples(self, arguments: Mapping[str, Tensor]) -> None:
+        """Refuse a sound as samples, or a spectrogram of other frequencies, where a model takes them as AST does."""
+        sound = arguments.get("input_values")
+        if sound is None or not self._is_ast:
+            return
+        bins = getattr(self.model.config, "num_mel_bins", None)
+        if sound.ndim != 3 or sound.shape[-1] != bins:
+            raise InputError(
+                f"the input_values have shape {list(sound.shape)}, and {type(self.model).__name__} takes the "
+                f"spectrogram of a sound, [1, steps, {bins}]; pass what its processor returned"
             )
 
     def _under_its_name(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
