@@ -255,6 +255,18 @@ def test_padding_on_the_left_is_refused_for_classifiers(build):
         Explainer(build(), padding_side="left")(ROWS)
 
 
+def test_padding_on_the_left_is_refused_where_it_would_move_blocks():
+    """A state that each block hands on by a constant shares by itself, so a text's relevance hangs on its blocks."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    kinds = ["linear_attention", "full_attention"]
+    config = tf.MiniMaxConfig(vocab_size=64, num_hidden_layers=2, layer_types=kinds, block_size=4, **sizes)
+    model = tf.MiniMaxForCausalLM(config).eval()
+    with pytest.raises(InputError, match=r'attends in blocks from the first place.*use padding_side="right"'):
+        Explainer(model, padding_side="left")(ROWS)
+    for many, ids in zip(Explainer(model)(ROWS), ROWS, strict=True):
+        assert_same(many, Explainer(model)(ids), 1e-6)
+
+
 def longrope():
     angles = {"short_factor": [1.0, 1.2], "long_factor": [2.0, 5.0], "original_max_position_embeddings": 5}
     return models.tiny_llama(rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0} | angles)

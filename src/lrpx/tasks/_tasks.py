@@ -505,16 +505,25 @@ def position_ids(model: Module, task: Task, mask: Tensor) -> Tensor:
     """``[B, T]`` positions that count from 0 at each row's first token, for left padding.
 
     Raises:
-        InputError: left padding would change what the model computes: a classifier reads its first token,
-            or the model takes no position ids.
+        InputError: left padding would change what the model computes, or how it is shared: a classifier reads its
+            first token, the model takes no position ids, or it counts blocks of places (MiniMax), which share by
+            themselves.
     """
     if task.reads != "position":
         why = "may read its first token, and padding on the left would be that token"
     elif not accepts(model, "position_ids"):
         why = "takes no position_ids, so padding on the left would move its tokens"
+    elif _counts_blocks(model):
+        why = "attends in blocks from the first place on, and padding on the left would move its tokens into others"
     else:
         return count_positions(mask, told_position(model))
     raise InputError(f'{type(model).__name__} {why}; use padding_side="right"')
+
+
+def _counts_blocks(model: Module) -> bool:
+    """Whether linear attention goes over blocks of places whose state decays by constants, as MiniMax's."""
+    config = text_config(model)
+    return hasattr(config, "block_size") and "linear_attention" in (getattr(config, "layer_types", None) or ())
 
 
 def count_positions(mask: Tensor, first: int) -> Tensor:
