@@ -19,7 +19,8 @@ from tokenizers.processors import TemplateProcessing
 from torch.testing import assert_close
 
 from lrpx import LRP, METHODS, Explainer, Logit, LogProb, propagate
-from lrpx._fingerprints import LOOKED_AT
+from lrpx._files import checksum
+from lrpx._fingerprints import LOOKED_AT, _reading
 from lrpx.coverage._classes import every_class
 from lrpx.coverage._inputs import tiny_inputs
 from lrpx.coverage._tiny import tiny_model
@@ -1055,6 +1056,20 @@ def test_a_fingerprint_of_a_tokenizer_in_python_is_of_its_settings_and_not_of_wh
     assert fingerprint(whole) == same
     (tmp_path / "e.txt").write_text("\n".join(["<cls>", "<pad>", "<eos>", "<unk>", "L", "A", "G", "<mask>"]))
     assert fingerprint(tf.EsmTokenizer(str(tmp_path / "e.txt")))  # which asks for a prefix to save its files with
+
+
+def of_ones_own(split):
+    class Letters(tf.ByT5Tokenizer):
+        def _tokenize(self, text):
+            return split(text)
+
+    return Letters()
+
+
+def test_a_fingerprint_of_a_tokenizer_of_ones_own_is_of_its_code():
+    kinds = (lambda text: [*text]), (lambda text: [*text]), (lambda text: [*text.lower()])
+    first, again, second = (checksum(_reading(of_ones_own(split))) for split in kinds)
+    assert first == again != second
 
 
 def test_a_fingerprint_of_a_processor_is_of_what_it_holds(byte_tokenizer):

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from lrpx._modules import kept_in_running, named_modules
+from lrpx.tasks import changes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -58,8 +59,9 @@ def settings_of_model(model: Module) -> dict[str, str]:
 
 
 def digest_of_model(model: Module) -> str | None:
-    """The same of a model: of the classes of its modules, of what the user has put on them, and of what these hold that
-    is no weight, as the numbers and names of a scale, of torch's functions between layers, or of a configuration."""
+    """The same of a model: of the classes of its modules, of what the user has put on them, into their classes, or in
+    the place of a function that these call, and of what the modules hold that is no weight, as the numbers and names of
+    a scale, of torch's functions between layers, or of a configuration."""
     seen: dict[int, int] = {}
     told: list[str] = []
     for path, module in named_modules(model):
@@ -76,6 +78,9 @@ def digest_of_model(model: Module) -> str | None:
                 told += [name, *lines] if lines else []
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             told += [line for hook in hooks.values() if _is_put_on(hook) for line in ("hook", *_told(hook, seen))]
+    for place, thing in changes(model):
+        if isinstance(place, str) and _is_put_on(thing) and id(thing) not in seen:
+            told += [place, *_told(thing, seen)]
     return _digest(told)
 
 
@@ -91,9 +96,22 @@ def _digest(told: list[str]) -> str | None:
 
 
 def _is_put_on(thing: Any) -> bool:
-    """Whether it is a function of the user's, or a method of something of theirs."""
+    """Whether it is a function of the user's, with arguments given or not, a method of something of theirs, or what
+    can be called like one."""
+    while isinstance(thing, functools.partial):
+        thing = thing.func
     function = getattr(thing, "__func__", thing)
-    return isinstance(function, FunctionType) and is_own(function.__module__)
+    if not isinstance(function, FunctionType):
+        return callable(thing) and is_own(type(thing).__module__)
+    return is_own(_home(function))
+
+
+def _home(thing: Any) -> str | None:
+    """The module that a function or a class is from; of a function where it was written, for one in the place of
+    another may say that it is from there (``functools.wraps``)."""
+    written = thing.__globals__.get("__name__") if isinstance(thing, FunctionType) else None
+    home: str | None = thing.__module__ if written is None else written
+    return home
 
 
 def is_own(module: str | None) -> bool:
@@ -138,7 +156,7 @@ def _told(thing: Any, seen: dict[int, int], plain: bool = True) -> Iterator[str]
 
 def _of_another(thing: Any, seen: dict[int, int], plain: bool) -> Iterator[str]:
     """The same of what was not met before."""
-    if isinstance(thing, NAMED) and not is_own(thing.__module__):
+    if isinstance(thing, NAMED) and not is_own(_home(thing)):
         yield thing.__name__
         return
     seen[id(thing)] = len(seen)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lrpx._defined import digest_of_code
 from lrpx._files import checksum
 from lrpx._modules import named_modules
 
@@ -113,6 +114,9 @@ def _reading(reader: Any) -> dict[str, Any]:
     """A tokenizer, processor or None as plain JSON values, without where it is from, how it pads and how it cuts."""
     found: dict[str, Any] = {name: _plain(getattr(reader, name, None)) for name in OF_READERS}
     found["held"] = [_reading(getattr(reader, name)) for name in HELD if getattr(reader, name, None) is not None]
+    code = digest_of_code(type(reader))
+    if code is not None:  # a class of the user's
+        found["code"] = code
     backend = getattr(reader, "backend_tokenizer", None)
     if backend is not None:
         described: dict[str, Any] = json.loads(backend.to_str())

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import lrpx
 from lrpx._defined import digest_of_code, digest_of_model
@@ -25,6 +26,7 @@ from lrpx.metrics import Metric
 from lrpx.metrics._ground_truth import METRICS
 from lrpx.model import Spec
 from lrpx.runs import read_table
+from tests.reference import models
 
 SENTENCES = Path(__file__).parent / "data" / "sentences.conllu"
 METHODS = ["attnlrp", "alti-logit"]
@@ -281,6 +283,60 @@ def test_a_model_is_known_by_the_functions_that_stand_on_it_and_by_no_tensor():
     assert None not in with_hook
     assert len(set(with_hook)) == 2
     assert digest_of_model(Holding(map=None)) == digest_of_model(Holding(map=torch.ones(2)))
+
+
+def scaled(module, given, out, by=1.0):
+    return out * by
+
+
+class Scaling:
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, module, given, out):
+        return out * self.by
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(functools.partial(scaled, by=2.0), functools.partial(scaled, by=3.0)), (Scaling(2.0), Scaling(3.0))],
+)
+def test_a_model_is_known_by_hooks_and_forwards_with_settings_of_their_own(one, other):
+    """A partial function and an object that is called are as usual as a plain function."""
+    found = []
+    for hook in (one, other):
+        layer = torch.nn.Linear(2, 2)
+        layer.register_forward_hook(hook)
+        found.append(digest_of_model(layer))
+    for forward in (one, other):
+        layer = torch.nn.Linear(2, 2)
+        layer.forward = forward
+        found.append(digest_of_model(layer))
+    assert None not in found
+    assert len(set(found)) == 4
+
+
+def attention(module, query, key, value, mask, **more):
+    return value.transpose(1, 2), None
+
+
+def test_a_model_of_transformers_is_known_by_what_was_put_into_its_classes_and_told_to_transformers(monkeypatch):
+    llama = models.tiny_llama()
+    mlp, home = type(llama.model.layers[0].mlp), sys.modules[type(llama).__module__]
+    found = [digest_of_model(llama)]
+    with monkeypatch.context() as patch:
+        plain = mlp.forward
+        patch.setattr(mlp, "forward", functools.wraps(plain)(lambda self, x: plain(self, x) * 2))
+        found.append(digest_of_model(llama))
+    with monkeypatch.context() as patch:
+        patch.setattr(home, "rotate_half", lambda x: -x)
+        found.append(digest_of_model(llama))
+    with monkeypatch.context() as patch:
+        patch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "mine", attention)
+        patch.setattr(llama.config, "_attn_implementation_internal", "mine")
+        found.append(digest_of_model(llama))
+    assert len(set(found)) == 4
+    assert digest_of_model(llama) == found[0]
 
 
 @pytest.mark.parametrize(
