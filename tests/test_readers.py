@@ -1058,6 +1058,19 @@ def test_a_fingerprint_of_a_tokenizer_in_python_is_of_its_settings_and_not_of_wh
     assert fingerprint(tf.EsmTokenizer(str(tmp_path / "e.txt")))  # which asks for a prefix to save its files with
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_a_fingerprint_of_a_model_is_of_how_much_of_an_adapter_comes_in():
+    """As ``lora_alpha`` says, which changes no weight."""
+    peft = pytest.importorskip("peft")
+
+    def fingerprint(alpha):
+        torch.manual_seed(0)
+        config = peft.LoraConfig(r=2, lora_alpha=alpha, target_modules=["c_attn"], fan_in_fan_out=True)
+        return BoundModel(peft.get_peft_model(models.tiny_gpt2(), config).eval()).fingerprint()
+
+    assert fingerprint(2) == fingerprint(2) != fingerprint(8)
+
+
 def of_ones_own(split):
     class Letters(tf.ByT5Tokenizer):
         def _tokenize(self, text):

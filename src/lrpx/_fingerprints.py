@@ -58,7 +58,7 @@ def fingerprint_of(model: Module, task: Task) -> str:
     """A digest of a model's configuration, of what a decoder's text begins with, and of each of its weights and of each
     buffer that is saved with them: of ``LOOKED_AT`` numbers, evenly spread, and of the sum of all as whole numbers,
     so that a model trained further, configured otherwise, or changed in one neuron or one row, is not taken for the
-    same one."""
+    same one; and of how much of peft's adapters comes in."""
     digest = hashlib.sha256(json.dumps(_plain(getattr(model, "config", None)), sort_keys=True).encode())
     if "decoder" in task.segments:
         writes = getattr(model, "generation_config", None)
@@ -77,6 +77,10 @@ def fingerprint_of(model: Module, task: Task) -> str:
         some = values.flatten()[:: max(1, values.numel() // LOOKED_AT)].cpu().contiguous()
         digest.update(some.view(torch.uint8).numpy().tobytes())
         digest.update(str(_sum_of_bits(values)).encode())
+    for path, module in named_modules(model):
+        scaling = vars(module).get("scaling")
+        if isinstance(scaling, dict):  # of peft's adapters: how much of each comes in
+            digest.update(f"{path} {sorted(scaling.items())}".encode())
     return digest.hexdigest()
 
 
