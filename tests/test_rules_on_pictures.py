@@ -714,6 +714,10 @@ def by_mean_weights(m: Roles, x: torch.Tensor, spelled: str) -> torch.Tensor:
         return x + m.o(weights.sum(1) / 2 @ m.v(x))
     if spelled == "stack":
         return x + m.o(torch.stack(list(weights.unbind(1))).mean(0) @ m.v(x))
+    if spelled == "einsum":
+        return x + m.o(torch.einsum("bhij->bij", weights) / 2 @ m.v(x))
+    if spelled == "weighted":
+        return x + m.o((weights * m.constant[0, :2, :1, None].softmax(0)).sum(1) @ m.v(x))
     return x + m.o(weights.mean(1) @ m.v(x) if spelled == "mean" else (weights @ m.v(x)[:, None]).mean(1))
 
 
@@ -804,7 +808,7 @@ ROLES = {  # the model, the outputs of w and u, and the layers into attention; t
     },
     **{
         f"mean weights, {spelled}": (partial(by_mean_weights, spelled=spelled), 1, 8, "qkv")
-        for spelled in ("mean", "sum", "stack", "after")
+        for spelled in ("mean", "sum", "stack", "einsum", "weighted", "after")
     },
     "in one block": (in_one_block, 1, 8, "qkv"),
     **{

@@ -26,7 +26,7 @@ from lrpx.engine._tensors import CONSTANT, FROM_INPUT, is_parameter, is_tensor, 
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -371,18 +371,35 @@ def multiplied(name: str, out: Any, given: Sequence[Any]) -> None:
             node.metadata[BROADCAST] = along
         if name == "mul" and any(not each.requires_grad and any_weights(each) for each in tensors):
             node.metadata[WEIGHTS] = node.metadata[GATES] = True
-        if kind(node) in TOTALS and len(summands) == 1 and _are_totals(summands[0], node):
+        if kind(node) in TOTALS and len(summands) == 1 and _are_totals(name, summands[0], node):
             node.metadata[WEIGHTS] = True
 
 
-def _are_totals(x: Tensor, node: Any) -> bool:
+def _are_totals(name: str, x: Tensor, node: Any) -> bool:
     """Whether a node sums attention weights along others of their dimensions than the one that they are shares along,
-    as their heads: weights still."""
+    as their heads, which constants may weigh: weights still."""
     if "_saved_dim" not in dir(node) or not any_weights(x):
         return False
-    summed = {dimension(each, x.ndim) - x.ndim for each in node._saved_dim}
+    summed = {dimension(each, x.ndim) for each in node._saved_dim}
+    if name == "einsum":  # which moves what it sums behind the others
+        before = node.next_functions[0][0]
+        if kind(before) != "Permute" or len(before._saved_dims) != x.ndim:
+            return False
+        summed = {dimension(before._saved_dims[each], x.ndim) for each in summed}
+    summed = {each - x.ndim for each in summed}
     along = [dim for dim in range(-x.ndim, 0) if sums_to_one(x, dim)]
+    if not along:
+        along = [dim for dim in range(-x.ndim, 0) if dim not in summed and _sums_alike(x, dim, summed)]
     return bool(summed) and summed.isdisjoint(along) and bool(along)
+
+
+def _sums_alike(weights: Tensor, dim: int, but: Collection[int]) -> bool:
+    """Whether weights sum along a dimension to what differs along no other ``but`` some."""
+    total = weights.detach().sum(dim, keepdim=True)
+    kept = [each for each in range(-total.ndim, 0) if each not in but]
+    least, most = total.amin(kept), total.amax(kept)
+    found = ((most - least <= NEARLY_ONE * most.abs()) & (most != 0)).all()
+    return is_found(found, (weights.shape, dim, tuple(sorted(but))))
 
 
 def _weighed_along(factors: Sequence[Tensor], out: Tensor) -> set[int]:
