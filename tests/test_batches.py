@@ -257,7 +257,13 @@ def test_padding_on_the_left_is_refused_for_classifiers(build):
 
 def test_padding_on_the_left_is_refused_where_it_would_move_blocks():
     """A state that each block hands on by a constant shares by itself, so a text's relevance hangs on its blocks."""
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+    }
     kinds = ["linear_attention", "full_attention"]
     config = tf.MiniMaxConfig(vocab_size=64, num_hidden_layers=2, layer_types=kinds, block_size=4, **sizes)
     model = tf.MiniMaxForCausalLM(config).eval()
