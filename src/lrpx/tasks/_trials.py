@@ -165,8 +165,10 @@ def _first_of(output: Any) -> Tensor:
 
 
 def _is_close(alone: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
-    """Whether outputs are the same, but for rounding beside the largest finite number of them."""
-    largest, lost = alone.nan_to_num(0, 0, 0).abs().max().item(), torch.finfo(dtype).eps ** 0.5
+    """Whether outputs are the same, but for rounding beside the largest finite number of them: that of weights of this
+    dtype, or of float32, in which many a norm and a softmax of float64 are computed."""
+    largest = alone.nan_to_num(0, 0, 0).abs().max().item()
+    lost = max(torch.finfo(each).eps for each in (dtype, torch.float32)) ** 0.5
     return torch.allclose(alone, other, rtol=0, atol=lost * largest, equal_nan=True)
 
 
