@@ -78,7 +78,8 @@ def digest_of_model(model: Module) -> str | None:
                 told += [name, *lines] if lines else []
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             told += [line for hook in hooks.values() if _is_put_on(hook) for line in ("hook", *_told(hook, seen))]
-    for place, thing in changes(model):
+    put_in: Any = changes(model)
+    for place, thing in put_in:
         if isinstance(place, str) and _is_put_on(thing) and id(thing) not in seen:
             told += [place, *_told(thing, seen)]
     return _digest(told)
