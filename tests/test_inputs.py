@@ -380,13 +380,17 @@ def test_types_are_not_left_out_where_a_forward_pass_may_hand_them_on(read, piec
     assert alone.relevance.equal(Explainer(inner, piece_tokenizer)("the cat", 1).relevance)
 
 
-def test_several_numbers_for_each_token_lose_their_padding_with_it(piece_tokenizer):
-    """The places of words on a page, as LayoutLM takes them."""
+def of_pages(tokenizer):
+    """A model that takes the places of words on a page, a page's ids, and the places of their words."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
     torch.manual_seed(0)
     model = tf.LayoutLMForSequenceClassification(tf.LayoutLMConfig(vocab_size=200, num_labels=3, **sizes)).eval()
-    explain = Explainer(model.double(), piece_tokenizer)
-    ids, boxes = [2, 14, 15, 3], torch.randint(0, 500, (1, 4, 4)).sort(-1).values
+    return Explainer(model.double(), tokenizer), [2, 14, 15, 3], torch.randint(0, 500, (1, 4, 4)).sort(-1).values
+
+
+def test_several_numbers_for_each_token_lose_their_padding_with_it(piece_tokenizer):
+    """The places of words on a page, as LayoutLM takes them."""
+    explain, ids, boxes = of_pages(piece_tokenizer)
     padded = {
         "input_ids": [[*ids, 0, 0]],
         "attention_mask": [[1, 1, 1, 1, 0, 0]],
@@ -399,11 +403,7 @@ def test_several_numbers_for_each_token_lose_their_padding_with_it(piece_tokeniz
 
 def test_several_numbers_for_each_token_of_a_flat_list(piece_tokenizer):
     """What a tokenizer of pages returns of one page without ``return_tensors``."""
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
-    torch.manual_seed(0)
-    model = tf.LayoutLMForSequenceClassification(tf.LayoutLMConfig(vocab_size=200, num_labels=3, **sizes)).eval()
-    explain = Explainer(model.double(), piece_tokenizer)
-    ids, boxes = [2, 14, 15, 3], torch.randint(0, 500, (1, 4, 4)).sort(-1).values
+    explain, ids, boxes = of_pages(piece_tokenizer)
     alone = explain({"input_ids": [ids], "bbox": boxes}, 1)
     for given in (
         {"input_ids": ids, "bbox": boxes[0].tolist()},

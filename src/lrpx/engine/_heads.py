@@ -328,11 +328,11 @@ class Heads(Tap):
         carrying = [carries(x) and not isinstance(x, Parameter) for x in args]
         in_place = name in ("add_", "__iadd__")
         if not any(carrying):
-            written = [part for mark in marks if isinstance(mark, tuple) for part in mark if part.attention is not None]
-            if not any(isinstance(mark, tuple) for mark in marks):
+            written = [part for mark in marks if isinstance(mark, tuple) for part in mark]
+            if not written:
                 return _lost(run(args)) if LOST in marks else run(args)
-            if LOST in marks:
-                for part in written:
+            for part in written if LOST in marks else ():
+                if part.attention is not None:
                     part.attention.beside = part.attention.beside or f"{name} in {self._run.where()}"
             parts = (*self._parts(args[0], marks[0], in_place), *self._parts(args[1], marks[1], False))
             return with_mark(run(args), parts)
