@@ -695,6 +695,29 @@ def test_padding_is_taken_off_what_is_said_of_tokens_alone(mask):
         assert len(cut) == sum(mask), name
 
 
+@pytest.mark.parametrize("sizes", [(4,), (4, 8)])
+def test_what_has_as_many_places_as_a_text_with_its_padding_is_refused_by_names_that_do_not_say_whose(sizes):
+    """A model's own: numbers of some other thing, perhaps as many by chance, would lose places that are no padding."""
+    text = {"input_ids": torch.tensor([[5, 7, 9, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 0]])}
+    for name in ("context", "text_embeds", "spatial_shapes", "padding_mask"):
+        value = torch.ones(1, *sizes, dtype=torch.int64)
+        for given in ({**text, name: value}, {key: each[0] for key, each in {**text, name: value}.items()}):
+            with pytest.raises(InputError, match=f"the {name} are as many as .* pass the input without padding"):
+                read(given, lambda *_: True)
+        for count in (3, 5):  # as many as the text without it, and others
+            given = {"input_ids": text["input_ids"][:, :3], name: torch.ones(1, count, 2)}
+            assert torch.equal(read(given, lambda *_: True).arguments[name], given[name])
+
+
+def test_another_text_is_whole_beside_one_that_is_as_long():
+    text = {"input_ids": torch.tensor([[5, 7, 9, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 0]])}
+    other = {"context_input_ids": torch.tensor([[5, 7, 4, 3]]), "context_attention_mask": torch.ones(1, 4)}
+    for given in (text | other, {key: each[0] for key, each in (text | other).items()}):
+        found = read(given, lambda *_: True)
+        assert found.per_token == {"input_ids": [5, 7, 9]}
+        assert all(torch.equal(found.arguments[key], value) for key, value in other.items())
+
+
 @pytest.mark.parametrize("name", ["image_num_crops", "num_local_patches", "audio_feature_lengths", "lang_ids"])
 def test_what_is_said_of_each_image_or_of_the_whole_input_is_no_number_of_tokens(name):
     value = torch.tensor([1] if name == "lang_ids" else [1, 1])

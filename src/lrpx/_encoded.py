@@ -40,6 +40,12 @@ OF_IMAGES_SEEN = "image_attention_mask"
 """Which images each token sees, ``[B, T, images]``; or, as ``[B, places]``, a mask of an image."""
 OF_TOKENS = ("type_ids", PLACES)
 """How names end of what has a number for each token and nothing else."""
+OF_TEXT = ("_ids", "_mask", "_masks", "_seq", "bbox", "langs")
+"""How names end of what is said of each token of the text; of others nobody knows whether it has the text's padding."""
+OF_ANOTHER = ("_input_ids", "_attention_mask")
+"""How names end of another text, which has places of its own."""
+MASKS_OF_TEXT = ("global_attention_mask", "cross_attention_mask")
+"""Which tokens see all others, and what of an image each sees."""
 EMBEDDED = ("inputs_embeds", "decoder_inputs_embeds")
 """What stands in the place of token ids."""
 
@@ -134,7 +140,8 @@ def read(given: Mapping[str, Any], accepts: Callable[[str, Any], bool]) -> Encod
         before = int(kept.nonzero()[0])
         for key in list(fields):
             if _is_beside(key, fields[key]):
-                if is_flat and key.startswith(OF_OTHERS) and fields[key].ndim < 3:
+                flat_up_to = 2 if key.startswith(OF_OTHERS) else int(key.endswith(OF_ANOTHER))
+                if is_flat and fields[key].ndim <= flat_up_to:
                     fields[key] = fields[key][None]
                 continue
             if not is_flat and fields[key].shape == (1,) and not key.endswith(OF_TOKENS):
@@ -142,6 +149,12 @@ def read(given: Mapping[str, Any], accepts: Callable[[str, Any], bool]) -> Encod
             if is_flat and key not in (*RANKS, PLACES) and fields[key].ndim == 2 and len(fields[key]) == len(ids):
                 fields[key] = fields[key][None]
             value = _flat(fields[key])
+            as_many = value.shape == ids.shape or fields[key].shape[:2] == (1, len(ids))
+            if as_many and not (kept.all() or key in RANKS or _is_of_text(key)):
+                raise InputError(
+                    f"the {key} are as many as the text has places with its padding, and their name does not say "
+                    "whether they are its tokens', which lose the padding; pass the input without padding"
+                )
             if value.shape == ids.shape and not value.is_floating_point():
                 per_token[key] = [int(each) for each in value[kept]]
                 del fields[key]
@@ -149,7 +162,7 @@ def read(given: Mapping[str, Any], accepts: Callable[[str, Any], bool]) -> Encod
                 fields[key] = fields[key][..., kept]
             elif fields[key].ndim <= 1 or (value.ndim == 1 and key.endswith(OF_TOKENS)):
                 raise InputError(f"the {key} are {_told(value)} for {len(ids)} tokens; pass one number for each token")
-            elif key not in RANKS and fields[key].shape[:2] == (1, len(ids)):
+            elif key not in RANKS and as_many:
                 fields[key] = fields[key][:, kept]  # several numbers for each token, such as its place on the page
             elif key == PLACES:
                 told = f"{_told(value)} for {len(ids)} tokens"
@@ -187,11 +200,18 @@ def decoder_ids(given: Mapping[str, Any]) -> list[int]:
 
 def _is_beside(name: str, value: Tensor) -> bool:
     """Whether a field is no tokens': of what stands beside the text, with places of its own or none."""
-    if name in RANKS or (name == OF_IMAGES_SEEN and value.ndim == 3):
+    if name in (*RANKS, *MASKS_OF_TEXT) or (name == OF_IMAGES_SEEN and value.ndim == 3):
         return False
+    if name.endswith(OF_ANOTHER):
+        return True
     if name.endswith(("_mask", "_masks")) and not name.endswith(MASKS_OF_OTHERS):
         return False
     return name.endswith(OF_IMAGES) or name.startswith((*OF_OTHERS, *OF_SIGNALS))
+
+
+def _is_of_text(name: str) -> bool:
+    """Whether the name of a field says that it is the tokens' of the text."""
+    return name.endswith(OF_TEXT) and not name.endswith("padding_mask")
 
 
 def _kept(mask: Tensor, name: str) -> Tensor:
