@@ -988,6 +988,19 @@ def test_a_fingerprint_is_of_what_a_decoder_begins_with(name):
     assert bound.fingerprint() == after
 
 
+@pytest.mark.parametrize(("one", "other"), [((0, 1, 0), (0, 1, 1)), ((0, 1, 0, 1), (0, 1, 1, 0))])
+def test_a_fingerprint_is_of_the_order_in_which_layers_are_used_again(one, other):
+    """The weights and their names are the same: each of a layer is told where it stands first."""
+
+    def fingerprint(order, model):
+        model.model.layers = torch.nn.ModuleList([model.model.layers[i] for i in order])
+        model.config.num_hidden_layers = len(order)
+        return BoundModel(model).fingerprint()
+
+    assert fingerprint(one, models.tiny_llama()) == fingerprint(one, models.tiny_llama())
+    assert fingerprint(one, models.tiny_llama()) != fingerprint(other, models.tiny_llama())
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_fingerprint_is_of_every_row_and_every_neuron(dtype):
     bound = BoundModel(models.tiny_llama(vocab_size=4096).to(dtype))
@@ -1021,6 +1034,26 @@ def test_a_fingerprint_of_a_tokenizer_is_of_what_it_reads(byte_tokenizer, tmp_pa
     (tmp_path / "tokenizer.json").write_text(json.dumps(description))
     lower = fingerprint(tf.PreTrainedTokenizerFast.from_pretrained(tmp_path))
     assert len({same, with_template, lower, fingerprint(None)}) == 4
+
+
+class Lowering(tf.PreTrainedTokenizerFast):
+    """Says of its settings nothing in what a fast tokenizer is saved as."""
+
+    lowers = False
+
+    def __call__(self, text, *more, **options):
+        return super().__call__(text.lower() if self.lowers else text, *more, **options)
+
+
+def test_a_fingerprint_of_a_tokenizer_of_ones_own_is_of_what_it_holds(byte_tokenizer, tmp_path):
+    byte_tokenizer.save_pretrained(tmp_path)
+
+    def fingerprint(lowers):
+        tokenizer = Lowering.from_pretrained(tmp_path)
+        tokenizer.lowers = lowers
+        return BoundModel(models.tiny_gpt2(vocab_size=340), tokenizer).tokenizer_fingerprint()
+
+    assert fingerprint(True) == fingerprint(True) != fingerprint(False)
 
 
 def test_a_fingerprint_of_a_tokenizer_in_python_is_of_its_vocabulary_merges_and_fields(tmp_path):

@@ -60,7 +60,7 @@ def settings_of_model(model: Module) -> dict[str, str]:
 
 def digest_of_model(model: Module) -> str | None:
     """The same of a model: of the classes of its modules, of what the user has put on them, into their classes, or in
-    the place of a function that these call, and of what the modules hold that is no weight, as the numbers and names of
+    the place of a function that these call, or of torch's, and of what the modules hold that is no weight, as the numbers and names of
     a scale, of torch's functions between layers, or of a configuration."""
     seen: dict[int, int] = {}
     told: list[str] = []
@@ -82,6 +82,9 @@ def digest_of_model(model: Module) -> str | None:
     for place, thing in put_in:
         if isinstance(place, str) and _is_put_on(thing) and id(thing) not in seen:
             told += [place, *_told(thing, seen)]
+    for name, thing in vars(torch.nn.functional).items():  # as some put a kernel of attention there, for all models
+        if isinstance(thing, FunctionType) and _is_put_on(thing):
+            told += [name, *_told(thing, seen)]
     return _digest(told)
 
 

@@ -25,6 +25,8 @@ from lrpx._files import checksum
 from lrpx._modules import named_modules
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch.nn import Module
 
     from lrpx.tasks import Task
@@ -58,7 +60,8 @@ def fingerprint_of(model: Module, task: Task) -> str:
     """A digest of a model's configuration, of what a decoder's text begins with, and of each of its weights and of each
     buffer that is saved with them: of ``LOOKED_AT`` numbers, evenly spread, and of the sum of all as whole numbers,
     so that a model trained further, configured otherwise, or changed in one neuron or one row, is not taken for the
-    same one; and of how much of peft's adapters comes in."""
+    same one; of which of them stand at several places, but for those that transformers ties; and of how much of peft's
+    adapters comes in."""
     digest = hashlib.sha256(json.dumps(_plain(getattr(model, "config", None)), sort_keys=True).encode())
     if "decoder" in task.segments:
         writes = getattr(model, "generation_config", None)
@@ -77,6 +80,8 @@ def fingerprint_of(model: Module, task: Task) -> str:
         some = values.flatten()[:: max(1, values.numel() // LOOKED_AT)].cpu().contiguous()
         digest.update(some.view(torch.uint8).numpy().tobytes())
         digest.update(str(_sum_of_bits(values)).encode())
+    for told in _used_again(model):
+        digest.update(told.encode())
     for path, module in named_modules(model):
         scaling = vars(module).get("scaling")
         if isinstance(scaling, dict):  # of peft's adapters: how much of each comes in
@@ -87,6 +92,17 @@ def fingerprint_of(model: Module, task: Task) -> str:
 def fingerprint_of_reader(reader: Any) -> str:
     """A digest of what a tokenizer makes of texts and chats, or a processor of images."""
     return checksum(_reading(reader))
+
+
+def _used_again(model: Module) -> Iterator[str]:
+    """Which weights stand at further places than their first, as where layers are used again in another order; not the
+    embeddings that transformers ties, for a config and a class tell these."""
+    tied: Any = getattr(model, "all_tied_weights_keys", None) or {}
+    first: dict[int, str] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        known = first.setdefault(id(weight), name)
+        if name != known and name not in tied and known not in tied:
+            yield f"{name} is {known}"
 
 
 def _plain(config: Any) -> Any:
@@ -121,6 +137,7 @@ def _reading(reader: Any) -> dict[str, Any]:
     code = digest_of_code(type(reader))
     if code is not None:  # a class of the user's
         found["code"] = code
+        found["fields"] = _fields(_held(reader))
     backend = getattr(reader, "backend_tokenizer", None)
     if backend is not None:
         described: dict[str, Any] = json.loads(backend.to_str())
@@ -129,9 +146,9 @@ def _reading(reader: Any) -> dict[str, Any]:
         found["config"] = _plain(reader.to_dict())
     elif reader is not None:  # a tokenizer in Python: its class, its fields, its vocabulary, its files, as of merges
         found["class"] = type(reader).__name__
-        fields = {name: each for name, each in vars(reader).items() if not name.endswith(NO_READING)}
-        found["fields"] = {name: each for name, each in fields.items() if isinstance(each, (int, float, str))}
-        found["settings"] = {name: _setting(each) for name, each in fields.items() if name.endswith(SETTINGS)}
+        held = _held(reader)
+        found["fields"] = _fields(held)
+        found["settings"] = {name: _setting(each) for name, each in held.items() if name.endswith(SETTINGS)}
         found["vocabulary"] = reader.get_vocab() if hasattr(reader, "get_vocab") else None
         if hasattr(reader, "save_vocabulary"):
             with TemporaryDirectory() as folder, suppress(NotImplementedError):
@@ -139,6 +156,16 @@ def _reading(reader: Any) -> dict[str, Any]:
                 files = sorted(Path(folder).iterdir())
                 found["files"] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
     return found
+
+
+def _held(reader: Any) -> dict[str, Any]:
+    """What a reader holds, without where it is from, how it pads and how it cuts."""
+    return {name: each for name, each in vars(reader).items() if not name.endswith(NO_READING)}
+
+
+def _fields(held: Mapping[str, Any]) -> dict[str, int | float | str]:
+    """Of what a reader holds the numbers, switches and texts."""
+    return {name: each for name, each in held.items() if isinstance(each, (int, float, str))}
 
 
 def _setting(value: Any) -> Any:

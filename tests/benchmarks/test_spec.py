@@ -220,6 +220,15 @@ def test_a_model_of_ones_own_is_known_by_its_numbers(tmp_path):
         pass
 
 
+def test_a_run_is_known_by_what_its_operations_are_cast_to():
+    """Else a run in float32 would go on with rows of eight bits."""
+    run = Run(Agreement([SENTENCES], limit=2), Spec().build(), ["lrp"], ["RMA"])
+    with torch.autocast("cpu", torch.bfloat16):
+        other = Run(Agreement([SENTENCES], limit=2), run.model, ["lrp"], ["RMA"])
+        assert other.settings["dtype"] == "float32, autocast to bfloat16"
+    assert run.settings["dtype"] == "float32"
+
+
 class Holding(torch.nn.Module):
     def __init__(self, **held):
         super().__init__()
@@ -335,7 +344,12 @@ def test_a_model_of_transformers_is_known_by_what_was_put_into_its_classes_and_t
         patch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "mine", attention)
         patch.setattr(llama.config, "_attn_implementation_internal", "mine")
         found.append(digest_of_model(llama))
-    assert len(set(found)) == 4
+    with monkeypatch.context() as patch:
+        of_torch = torch.nn.functional.scaled_dot_product_attention
+        doubled = lambda *given, **more: of_torch(*given, **more) * 2  # noqa: E731
+        patch.setattr(torch.nn.functional, "scaled_dot_product_attention", doubled)
+        found.append(digest_of_model(llama))
+    assert len(set(found)) == 5
     assert digest_of_model(llama) == found[0]
 
 

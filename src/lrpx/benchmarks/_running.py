@@ -126,7 +126,7 @@ class Run:
                 "weights and config": self.model.fingerprint(),
                 "tokenizer": self.model.tokenizer_fingerprint(),
                 "task": self.model.task.title,
-                "dtype": self.model.dtype,
+                "dtype": self.model.precision,
             }
             | self.data
             | {

@@ -133,7 +133,7 @@ class Collection:
             "model": model.as_it_is,
             "weights and config": model.fingerprint(),
             "tokenizer": model.tokenizer_fingerprint(),
-            "dtype": model.dtype,
+            "dtype": model.precision,
             "places": [[place.layer, place.name, place.width] for place in self.places],
             "corpus": _described(self.corpus),
             "text": self.text,
