@@ -690,7 +690,8 @@ def test_padding_is_taken_off_what_is_said_of_tokens_alone(mask):
         assert list(found.per_token) == ["input_ids"], name
         assert torch.equal(found.arguments[name], value), name
     for name, sizes in IN_TEXT.items():
-        found = read({**given, name: torch.ones(1, *sizes, dtype=torch.int64)}, lambda *_: True)
+        value = torch.tensor(mask).reshape(1, 8, *[1] * (len(sizes) - 1)).expand(1, *sizes)
+        found = read({**given, name: value}, lambda *_: True)
         cut = found.per_token[name] if len(sizes) == 1 else found.arguments[name][0]
         assert len(cut) == sum(mask), name
 
@@ -716,6 +717,23 @@ def test_another_text_is_whole_beside_one_that_is_as_long():
         found = read(given, lambda *_: True)
         assert found.per_token == {"input_ids": [5, 7, 9]}
         assert all(torch.equal(found.arguments[key], value) for key, value in other.items())
+
+
+@pytest.mark.parametrize(("padding", "last"), [(1, [3]), (3, [4, 3, 7]), (3, [4, 0, 0])])
+def test_ids_that_go_on_where_a_text_has_padding_are_another_text_s(padding, last):
+    """A model's own, of two texts that a tokenizer has padded to one length: they would lose tokens."""
+    text = {"input_ids": torch.tensor([[5, 7, 9, *[0] * padding]])}
+    text["attention_mask"] = (text["input_ids"] > 0).to(torch.int64)
+    for name, value in (
+        ("context_ids", [5, 7, 4, *last]),
+        ("knowledge_mask", [1, 1, 1, *[int(each > 0) for each in last]]),
+    ):
+        with pytest.raises(InputError, match=f"the {name} are as many as .* pass the input without padding"):
+            read({**text, name: torch.tensor([value])}, lambda *_: True)
+    for name in ("ner_ids", "image_mask", "speaker_ids"):  # of a text's tokens, padded with them
+        for end in (0, -100):
+            said = torch.tensor([[2, 1, 1, *[end] * padding]])
+            assert read({**text, name: said}, lambda *_: True).per_token[name] == [2, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["image_num_crops", "num_local_patches", "audio_feature_lengths", "lang_ids"])

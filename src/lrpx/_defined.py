@@ -59,9 +59,9 @@ def settings_of_model(model: Module) -> dict[str, str]:
 
 
 def digest_of_model(model: Module) -> str | None:
-    """The same of a model: of the classes of its modules, of what the user has put on them, into their classes, or in
-    the place of a function that these call, or of torch's, and of what the modules hold that is no weight, as the numbers and names of
-    a scale, of torch's functions between layers, or of a configuration."""
+    """The same of a model: of the classes of its modules, of what the user has put on them, into their classes, in the
+    place of a function that these call, or of torch's, and of what the modules hold that is no weight, as the numbers
+    and names of a scale, of torch's functions between layers, or of a configuration."""
     seen: dict[int, int] = {}
     told: list[str] = []
     for path, module in named_modules(model):

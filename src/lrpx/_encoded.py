@@ -42,6 +42,8 @@ OF_TOKENS = ("type_ids", PLACES)
 """How names end of what has a number for each token and nothing else."""
 OF_TEXT = ("_ids", "_mask", "_masks", "_seq", "bbox", "langs")
 """How names end of what is said of each token of the text; of others nobody knows whether it has the text's padding."""
+OF_ANY_TEXT = ("_ids", "_mask", "_masks")
+"""How names of these end that another text may have, too: what they hold at the text's padding tells whose they are."""
 OF_ANOTHER = ("_input_ids", "_attention_mask")
 """How names end of another text, which has places of its own."""
 MASKS_OF_TEXT = ("global_attention_mask", "cross_attention_mask")
@@ -150,10 +152,12 @@ def read(given: Mapping[str, Any], accepts: Callable[[str, Any], bool]) -> Encod
                 fields[key] = fields[key][None]
             value = _flat(fields[key])
             as_many = value.shape == ids.shape or fields[key].shape[:2] == (1, len(ids))
-            if as_many and not (kept.all() or key in RANKS or _is_of_text(key)):
+            hidden = (value if value.shape == ids.shape else fields[key][0])[~kept] if as_many else value
+            if as_many and not (kept.all() or key in (*RANKS, "input_ids") or _is_of_text(key, hidden)):
                 raise InputError(
-                    f"the {key} are as many as the text has places with its padding, and their name does not say "
-                    "whether they are its tokens', which lose the padding; pass the input without padding"
+                    f"the {key} are as many as the text has places with its padding, and neither their name nor what "
+                    "they hold there says whether they are its tokens', which lose the padding; pass the input without "
+                    "padding"
                 )
             if value.shape == ids.shape and not value.is_floating_point():
                 per_token[key] = [int(each) for each in value[kept]]
@@ -209,9 +213,17 @@ def _is_beside(name: str, value: Tensor) -> bool:
     return name.endswith(OF_IMAGES) or name.startswith((*OF_OTHERS, *OF_SIGNALS))
 
 
-def _is_of_text(name: str) -> bool:
-    """Whether the name of a field says that it is the tokens' of the text."""
-    return name.endswith(OF_TEXT) and not name.endswith("padding_mask")
+def _is_of_text(name: str, hidden: Tensor) -> bool:
+    """Whether the name of a field says that it is the tokens' of the text, and what it holds at the text's padding does
+    not say that it is another's: a mask hides something there, and ids are all one, which alone may be the last one of
+    a text that is longer, unless it is none of a token."""
+    if not name.endswith(OF_TEXT) or name.endswith("padding_mask"):
+        return False
+    if name in MASKS_OF_TEXT or name.endswith(OF_TOKENS) or not name.endswith(OF_ANY_TEXT):
+        return True
+    if name.endswith("_ids") and len(hidden) > 1:
+        return bool((hidden == hidden[:1]).all())
+    return not bool((hidden > 0).any())
 
 
 def _kept(mask: Tensor, name: str) -> Tensor:
