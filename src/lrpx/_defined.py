@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import operator
+import re
 import sys
 import sysconfig
 from argparse import Namespace
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from decimal import Decimal
 from enum import Enum
-from pathlib import Path
+from fractions import Fraction
+from pathlib import Path, PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,11 +36,16 @@ if TYPE_CHECKING:
 
     from torch.nn import Module
 
-PLAIN = (type(None), bool, int, float, complex, str, bytes, Enum, type(...), torch.dtype, range, slice)
+PLAIN = (
+    *(type(None), bool, int, float, complex, str, bytes, Enum, type(...), torch.dtype, range, slice),
+    *(PurePath, Decimal, Fraction, operator.itemgetter, operator.attrgetter),
+)
 CODE = (FunctionType, staticmethod, classmethod, property)
 NAMED = (FunctionType, BuiltinFunctionType, type)
 CODE_OF_MODEL: Final = "code of the model"
 CACHED = type(functools.cache(len))
+NUMPYS = (np.ufunc, type(np.mean))
+"""What numpy's functions are."""
 _INSTALLED = ("site-packages", "dist-packages")
 _OWN = "own "
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
@@ -140,6 +149,10 @@ def _told(thing: Any, seen: dict[int, int], plain: bool = True) -> Iterator[str]
     what is not the user's a name, and of what was met before which it was."""
     if isinstance(thing, (np.generic, np.ndarray)) and not isinstance(thing, PLAIN) and thing.dtype != object:
         thing = f"{thing.dtype} {thing.shape} {hashlib.sha256(thing.tobytes()).hexdigest()}"
+    elif isinstance(thing, re.Pattern):
+        thing = f"{thing.pattern!r} {thing.flags}"
+    elif isinstance(thing, NUMPYS):
+        thing = thing.__name__
     if isinstance(thing, PLAIN):
         if plain:
             yield repr(thing)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import operator
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -361,6 +364,12 @@ def test_a_model_of_transformers_is_known_by_what_was_put_into_its_classes_and_t
         ((1, (2, 3)), ((1, 2), 3)),
         ((Sized(1),), (Sized(2),)),
         ((torch.float32, torch.relu), (torch.float32, torch.tanh)),
+        ((re.compile("a" * 300 + "b"),), (re.compile("a" * 300 + "c"),)),
+        ((re.compile("a"),), (re.compile("a", re.IGNORECASE),)),
+        ((np.mean,), (np.median,)),
+        ((np.exp,), (np.tanh,)),
+        ((Path("one"), Decimal("0.1")), (Path("one"), Decimal("0.2"))),
+        ((operator.itemgetter(0),), (operator.itemgetter(1),)),
     ],
 )
 def test_code_is_known_by_what_it_holds_each_time(one, other):
