@@ -736,7 +736,10 @@ def test_ids_that_go_on_where_a_text_has_padding_are_another_text_s(padding, las
             assert read({**text, name: said}, lambda *_: True).per_token[name] == [2, 1, 1]
 
 
-@pytest.mark.parametrize("name", ["image_num_crops", "num_local_patches", "audio_feature_lengths", "lang_ids"])
+@pytest.mark.parametrize(
+    "name",
+    ["image_num_crops", "num_local_patches", "audio_feature_lengths", "lang_ids", "video_compression_mask"],
+)
 def test_what_is_said_of_each_image_or_of_the_whole_input_is_no_number_of_tokens(name):
     value = torch.tensor([1] if name == "lang_ids" else [1, 1])
     found = read({"input_ids": torch.tensor([[5, 7, 9]]), name: value}, lambda *_: True)

@@ -34,7 +34,9 @@ OF_SIGNALS = (
     *("structure_feats", "num_local_patches", "num_frames_", "second_per_grid"),
 )
 """How names begin of images and sounds, of what was made of them, and of how many there are."""
-MASKS_OF_OTHERS = ("attention_mask", "pixel_mask", "features_mask", "values_mask", "ids_mask", "latents_mask")
+MASKS_OF_OTHERS = (
+    *("attention_mask", "pixel_mask", "features_mask", "values_mask", "ids_mask", "latents_mask", "compression_mask"),
+)
 """How names end of masks that hide the padding of something else; others say where in the text it stands."""
 OF_IMAGES_SEEN = "image_attention_mask"
 """Which images each token sees, ``[B, T, images]``; or, as ``[B, places]``, a mask of an image."""
