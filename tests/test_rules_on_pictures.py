@@ -721,6 +721,19 @@ def by_mean_weights(m: Roles, x: torch.Tensor, spelled: str) -> torch.Tensor:
     return x + m.o(weights.mean(1) @ m.v(x) if spelled == "mean" else (weights @ m.v(x)[:, None]).mean(1))
 
 
+def by_branches(m: Roles, x: torch.Tensor, spelled: str) -> torch.Tensor:
+    """Native sparse attention: a layer weighs, at each place, what several kinds of attention give."""
+    q, k, v = m.q(x), m.k(x), m.v(x)
+    each = [(q @ k[:, part].mT).softmax(-1) @ v[:, part] for part in (slice(0, 5), slice(0, 2), slice(2, 5))]
+    gates = m.w(x).softmax(-1) if spelled == "by a router" else m.w(x).sigmoid()
+    products = {
+        "by elements": lambda: (torch.stack(each, -1) * gates[:, :, None]).sum(-1),
+        "product": lambda: (torch.stack(each, -1) @ gates[..., None])[..., 0],
+    }
+    einsum = partial(torch.einsum, "bts,sbtd->btd", gates, torch.stack(each))
+    return x + m.o(products.get(spelled, einsum)())
+
+
 def in_one_block(m: Roles, x: torch.Tensor) -> torch.Tensor:
     """FlashAttention, as its first paper has it, of a text no longer than a block."""
     s = m.q(x) @ m.k(x).mT
@@ -809,6 +822,10 @@ ROLES = {  # the model, the outputs of w and u, and the layers into attention; t
     **{
         f"mean weights, {spelled}": (partial(by_mean_weights, spelled=spelled), 1, 8, "qkv")
         for spelled in ("mean", "sum", "stack", "einsum", "weighted", "after")
+    },
+    **{
+        f"branches, {spelled}": (partial(by_branches, spelled=spelled), 3, 8, "qkv")
+        for spelled in ("by elements", "einsum", "product", "by a router")
     },
     "in one block": (in_one_block, 1, 8, "qkv"),
     **{

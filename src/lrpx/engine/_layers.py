@@ -350,7 +350,7 @@ def _attending(run: Run, out: Any, *factors: Tensor, summed: Sequence[int | None
         return out
     is_attention = _roles.any_weights(factors) or _roles.weighs_places(factors, summed)
     if not is_attention or _roles.are_mixed(out):
-        return out
+        return _roles.gathered(run, out, factors, summed)
     return _roles.attend(run, out, *factors, summed=summed)
 
 

@@ -104,6 +104,8 @@ JOINS = frozenset(("Cat", "Stack"))
 """Those of them that are made of several tensors, of which all must be marked."""
 NORMS = frozenset((NORM, "_LayerNormConstantStd"))
 """Those of a norm in one function: what was attention's, or its weights, is that still."""
+NO_QUERIES = 1
+"""What holds at the node of what attention gives where no dimension is known to be its queries'."""
 ADDED = frozenset(("Addcmul", "Lerp", "IndexAdd", "ScatterAdd"))
 """Nodes that add two tensors, one of them scaled, or to a part of the other."""
 TOTALS = frozenset(("Sum", "Mean"))
@@ -278,6 +280,21 @@ def attend(run: Any, out: Any, *factors: Any, summed: Sequence[int | None] = ())
                 _tell(factor.grad_fn, SCORES if mark_of(factor) == ROUTED else "")
             else:
                 _tell_of(getattr(factor, FROM_INPUT, None) if mark_of(factor) == WEIGHTS else None)
+        return out
+    return gathered(run, out, factors, summed) if run.asks_for_places else out
+
+
+def gathered(run: Any, out: Any, factors: Sequence[Any], summed: Sequence[int | None]) -> Any:
+    """``out``, a product; noted as what attention gives where it sums by gates what several kinds of attention gave,
+    which the model has stacked: so is what multiplies and sums them element by element. By weights it is a layer."""
+    node: Any = getattr(out, "grad_fn", None)
+    by_weights = any(is_tensor(each) and not each.requires_grad and run.is_weight(each) for each in factors)
+    if node is None or by_weights or len(factors) != len(summed):
+        return out
+    for factor, dim in zip(factors, summed, strict=True):
+        is_given = dim is not None and getattr(factor, "grad_fn", None) is not None and _reaches(factor, ATTENDED)
+        if is_given and _origins.origin(factor, cast("int", dim)) == (_origins.STACK, False):
+            node.metadata[ATTENDED] = NO_QUERIES
     return out
 
 
