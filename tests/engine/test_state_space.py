@@ -19,7 +19,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated
 
 from lrpx.coverage._checking import _everything_wide
 from lrpx.engine import propagate
-from lrpx.recipes import ATTNLRP, LRP
+from lrpx.recipes import ATTNLRP, LRP, LRP_DING, LRP_VOITA
 from tests.reference import state_space
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def build(name: str, chunk: int) -> nn.Module:
     return model
 
 
-@every_recipe
+@pytest.mark.parametrize("recipe", [ATTNLRP, LRP, LRP_DING], ids=lambda recipe: recipe.name)
 @pytest.mark.parametrize("name", MODELS)
 def test_neither_chunks_nor_padding_change_the_relevance(name: str, recipe: Recipe) -> None:
     found = {}
@@ -304,3 +304,36 @@ def test_neither_chunks_nor_padding_change_the_relevance(name: str, recipe: Reci
     assert float(wanted.abs().max()) > 0
     for case, relevance in found.items():
         assert float((relevance - wanted).abs().max()) <= 1e-9 * float(wanted.abs().max()), case
+
+
+@pytest.mark.parametrize("recipe", [ATTNLRP, LRP_DING, LRP_VOITA], ids=lambda recipe: recipe.name)
+def test_a_decay_scales_in_a_matrix_product_as_in_a_product(recipe: Recipe) -> None:
+    """Also where the rule for matrix products is LRP-0 for both of their factors."""
+    x = torch.randn(1, 5, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    layer = nn.utils.skip_init(nn.Linear, 6, 5, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+
+    class Decays(nn.Module):
+        def __init__(self, spelled: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+            super().__init__()
+            self.layer = layer
+            self.spelled = spelled
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.spelled(torch.exp(-nn.functional.softplus(self.layer(x))), x)
+
+    found = []
+    for spelled in (
+        lambda decay, x: (decay[..., None] * x[:, None]).sum(2),
+        lambda decay, x: decay @ x,
+        lambda decay, x: torch.einsum("bij,bjd->bid", decay, x),
+        lambda decay, x: (x.mT @ decay.mT).mT,
+    ):
+        model = Decays(spelled)
+        with propagate(model, recipe, observe=()) as trace:
+            trace.explain(model(x)[0, 1, 2])
+        found.append(trace.source_relevance(trace.sources[0]))
+    for relevance in found[1:]:
+        torch.testing.assert_close(relevance, found[0])

@@ -69,6 +69,10 @@ def matmul(run: Any, op: Callable[..., Any], a: Tensor, b: Tensor) -> Any:
 
 def _shared(run: Any, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, rule: Rule) -> Any:
     if rule is not rules.uniform:
+        if rule is rules.unmodified and run.has_scales and run.recipe.product is rules.uniform:  # LRP-0, as Ding's
+            first_scales = gate_strength(a) == EXPONENTIAL
+            if first_scales != (gate_strength(b) == EXPONENTIAL):
+                return scaled(run, what, op, a, b, first_scales=first_scales)
         return run.apply(what, op, a, b, rule=rule)
     if run.is_merging:
         _refuse_merging(run, (a, b))
