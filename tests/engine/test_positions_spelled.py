@@ -684,6 +684,89 @@ def test_a_row_of_a_table_is_none_of_the_decoders_only_token() -> None:
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
 
 
+OTHER_PLACES: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "a class token": lambda m, x: _with(m, torch.cat([m.learned[None, :1], x], 1)),
+    "the text twice": lambda m, x: _with(m, torch.cat([x, x.flip(1)], 1)),
+    "blocks": lambda m, x: _with(m, x.reshape(2, 3, WIDTH)),
+    "means of blocks": lambda m, x: _with(m, x.unflatten(1, (3, 2)).mean(2)),
+    "every other": lambda m, x: _with(m, F.conv1d(x.mT, m.kernel, stride=2).mT),
+    "channels first": lambda m, x: (x.mT + m.turned[:, :, :6]).mT,
+    "channels first, as long": lambda m, x: (x.mT + m.long).mT,
+    "channels first, times": lambda m, x: (x.mT * m.turned[:, :, :6]).mT,
+}
+
+
+def _with(model: nn.Module, x: Tensor) -> Tensor:
+    return x + model.learned[: x.shape[1]]
+
+
+class Again(nn.Module):
+    """A text whose places are known, and a learned table that is met after it."""
+
+    def __init__(self, meet: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.meet, self.tokens = meet, nn.Embedding(32, WIDTH, _weight=noise(32, WIDTH, seed=0))
+        self.learned, self.turned, self.long = (
+            nn.Parameter(noise(*shape, seed=1)) for shape in ((32, WIDTH), (1, WIDTH, 32), (WIDTH, 6))
+        )
+        self.kernel = nn.Parameter(noise(WIDTH, WIDTH, 2, seed=2))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.tokens(input_ids) + torch.arange(input_ids.shape[1])[:, None] / 7
+        return self.meet(self, x).tanh().sum((0, 1))
+
+
+@pytest.mark.parametrize("how", OTHER_PLACES)
+def test_a_table_that_differs_by_place_and_has_no_row_for_each_token_is_refused(how: str) -> None:
+    """They were constants, and what they have was nobody's, beside positions that were known."""
+    model = Again(OTHER_PLACES[how])
+    told = "nothing tells whether what differs by place"
+    with pytest.raises(MethodError, match=told), propagate(model, PA_LRP, observe=()):
+        model(IDS[:1, :6])
+
+
+def test_a_table_of_what_reads_a_text_is_no_position() -> None:
+    """Latents are cut from a longer table as positions are, and have no places of the text."""
+
+    def read(model: nn.Module, x: Tensor) -> Tensor:
+        latents = model.learned[None, :3]
+        return latents + (latents @ x.mT).softmax(-1) @ x + model.turned.mT[:, :3]
+
+    with propagate(model := Again(read), PA_LRP, observe=()) as trace:
+        trace.explain(model(IDS[:1, :6])[3])
+    assert [each.relevance.shape for each in trace.positions()] == [(1, 6)]
+
+
+@pytest.mark.parametrize("lengths", [(5, 1), (1, 5), (1, 1)])
+def test_a_table_whose_rows_are_kept_apart_is_cut_to_a_text_beside_one_token(lengths: tuple[int, int]) -> None:
+    """``[places, 1, d]``, as in torch's tutorial: a dimension of one was taken for another that was cut."""
+    found = []
+    for is_flat in (True, False):
+        model = Tutorial(is_flat=is_flat)
+        with propagate(model, PA_LRP, observe=()) as trace:
+            trace.explain(model(IDS[:1, : lengths[0]], IDS[1:, : lengths[1]])[3])
+        found.append([each.relevance for each in trace.positions()])
+    assert {each.shape[-1] for each in found[0]} == set(lengths)
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+
+
+class Tutorial(nn.Module):
+    """A text that reads another; their positions are a buffer."""
+
+    def __init__(self, *, is_flat: bool) -> None:
+        super().__init__()
+        self.is_flat, self.tokens = is_flat, nn.Embedding(32, WIDTH, _weight=noise(32, WIDTH, seed=0))
+        self.table = nn.Buffer(noise(32, 1, WIDTH, seed=1))
+
+    def forward(self, input_ids: Tensor, other_ids: Tensor) -> Tensor:
+        table = self.table.flatten(1) if self.is_flat else self.table
+        x, y = (
+            self.tokens(ids) + (table[: ids.shape[1]] if self.is_flat else table[: ids.shape[1]].transpose(0, 1))
+            for ids in (input_ids, other_ids)
+        )
+        return (x + (x @ y.mT).softmax(-1) @ y).tanh().mean((0, 1))
+
+
 class Pictured(nn.Module):
     """Patches of an image, to which positions are added, or joined, in a spelling of its own; and attention."""
 

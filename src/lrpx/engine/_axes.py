@@ -19,7 +19,7 @@ from lrpx.engine._book import storage_of
 from lrpx.engine._gates import EXPONENTS
 from lrpx.engine._graph import descends
 from lrpx.engine._numbers import Numbers, cut_dims, pairs
-from lrpx.engine._origins import SEVERAL, whose
+from lrpx.engine._origins import SEVERAL, has_places_of, whose
 from lrpx.engine._tensors import CONSTANT, GIVEN, any_carries, arguments, is_tensor, tensors_in, whole_of
 from lrpx.errors import MethodError
 
@@ -423,8 +423,9 @@ class Axes:
     def refuse_left(self, c: Tensor, met: Sequence[Any], shape: Sequence[int]) -> None:
         """Refuse a constant by which places may be told, and that nothing has taken for positions.
 
-        Of a text, a table of the model with a row for each token. Of an image, whatever differs along another dimension
-        than that of the channels, or of the heads if it is learned, is no mask and was not made of the input.
+        Of a text, a table of the model with a row for each token, or one that was cut to as many places as what it
+        meets has of the text: other tokens beside it, or blocks of it. Of an image, whatever differs along another
+        dimension than that of the channels, or of the heads if it is learned, is no mask and was not made of the input.
 
         Args:
             c: the constant.
@@ -451,8 +452,21 @@ class Axes:
         is_of_heads &= not lengths and self._is_learned(c) and c.shape[-2:-1] == (1,)
         if len(shape) > 3 and (is_of_heads or labels & {SCORES, WEIGHTS}):
             dims.discard(-3)
-        if any(_has_rows(c, dim) for dim in dims):
+        if any(_has_rows(c, dim) for dim in dims) or (is_model and self._differs_by_place(c, met, shape)):
             raise self.refusal(f"nothing tells whether what differs by place, of shape {list(c.shape)}, is positions")
+
+    def _differs_by_place(self, c: Tensor, met: Sequence[Any], shape: Sequence[int]) -> bool:
+        """Whether a table differs along a dimension that is of a text's places in what it meets, and has as many as
+        there are tokens, or was cut to as many."""
+        leaves = {id(source.value) for source in self._run.sources if source.ids is not None}
+        if not leaves or self._run.replaying or c.ndim < 2:
+            return False
+        for dim in range(-min(c.ndim, len(shape)), 0):
+            if c.shape[dim] == shape[dim] > 1 and (c.shape[dim] in self._numbers.lengths or _is_cut(c, dim)):
+                of = [each for each in met if any_carries(each) and each.shape[dim:][:1] == (shape[dim],)]
+                if any(has_places_of(each, dim, leaves) for each in of) and _has_rows(c, dim):
+                    return True
+        return False
 
     def heads(self, value: Tensor, shape: Sequence[int], rows: int, axis: Axis) -> int | None:
         """Which dimension of what positions make is that of the heads: see :class:`Sink`.
@@ -618,6 +632,15 @@ def _is_gated(c: Tensor, met: Sequence[Any]) -> bool:
     head, as WavLM's gates of biases have: no angles do."""
     is_one = all(each.ndim > 2 and each.shape[-1] == 1 for each in met if is_tensor(each))
     return is_one and c.ndim > 2 and bool((c != c.narrow(-3, 0, 1)).any())
+
+
+def _is_cut(c: Tensor, dim: int) -> bool:
+    """Whether a tensor is a part of another, of which it has fewer along a dimension."""
+    whole = whole_of(c)
+    return any(
+        step == c.stride(dim) > 0 and size > c.shape[dim]
+        for step, size in zip(whole.stride(), whole.shape, strict=True)
+    )
 
 
 def _spread(differs: Tensor, dim: int) -> int:

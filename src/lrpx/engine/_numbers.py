@@ -262,6 +262,8 @@ class Numbers:
             for size, step in zip(out.shape, out.stride(), strict=True)
         ]
         found = [dim for dim, step in enumerate(steps) if step and out.shape[dim] in self.lengths]
+        many = {steps[dim] for dim in found if out.shape[dim] > 1}  # a dimension of one may have the step of another
+        found = [dim for dim in found if out.shape[dim] > 1 or steps[dim] not in many]
         if not found:
             return
         shadow = mark.shadow.clone()

@@ -245,6 +245,12 @@ def whose(x: Tensor, dim: int, leaves: Collection[int]) -> int | None:
     return _whose(_Way(x.grad_fn, x.output_nr, dim % x.ndim), leaves)
 
 
+def has_places_of(x: Tensor, dim: int, leaves: Collection[int]) -> bool:
+    """Whether a dimension of a tensor is that of the places of any of the leaves, ``[batch, places, features]``, or of
+    some of them, of blocks of them, or of these and others."""
+    return _whose(_Way(x.grad_fn, x.output_nr, dim % x.ndim), leaves, is_any=False) is not None
+
+
 class _Way(NamedTuple):
     """Places along a dimension of what a node gives, of which so many numbers are between one and the next, where
     others are one dimension with them."""
@@ -255,7 +261,7 @@ class _Way(NamedTuple):
     inner: int = 1
 
 
-def _whose(way: _Way, leaves: Collection[int]) -> int | None:
+def _whose(way: _Way, leaves: Collection[int], *, is_any: bool = True) -> int | None:
     seen, waiting = set(), [way]
     while waiting:
         way = waiting.pop()
@@ -263,12 +269,12 @@ def _whose(way: _Way, leaves: Collection[int]) -> int | None:
             continue
         seen.add(way)
         name, after = kind(way.node), shape(way.node, way.at)
-        if name == LEAF:
+        if name == LEAF and (is_any or (len(after) > 2) <= way.dim < len(after) - 1):
             return id(way.node.variable)
-        ways = _ways_of_places(way, name, after)
+        ways = [] if name == LEAF else _ways_of_places(way, name, after)
         are_features = name == "Cat" and way.dim != len(after) - 1 == _saved(way.node, len(after))
         if name in JOINS and not are_features:
-            joined = {_whose(one, leaves) for one in ways} - {None}
+            joined = {_whose(one, leaves, is_any=is_any) for one in ways} - {None}
             if len(joined) > 1:
                 return SEVERAL
         waiting += reversed(ways)
