@@ -1337,6 +1337,37 @@ class Norms(nn.Module):
         return self.read(x, y).mean(1)
 
 
+@pytest.mark.parametrize("length", [5, 1])
+@pytest.mark.parametrize("is_in_place", [True, False])
+def test_positions_that_are_added_to_one_row_for_all_of_a_text_are_the_texts(length: int, *, is_in_place: bool) -> None:
+    """As Kosmos-2.5's of a text without an image, and a language that is looked up once; they were of one place."""
+    model, ids, kind = Kinds(), IDS[:1, :length], torch.tensor([[1]])
+    found = []
+    for model.how in ("rows", "in place" if is_in_place else "one row"):
+        with propagate(model, PA_LRP, observe=()) as trace:
+            trace.explain(model(ids, kind)[0, 3])
+        found.append([sum(each.relevance for each in trace.positions())])
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+
+
+class Kinds(nn.Module):
+    """Adds a row for what kind of text it is to its positions, or to its tokens."""
+
+    how = "rows"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.kinds = (nn.Embedding(32, WIDTH, _weight=noise(32, WIDTH, seed=seed)) for seed in (0, 1))
+
+    def forward(self, input_ids: Tensor, kind: Tensor) -> Tensor:
+        x, each = self.tokens(input_ids), self.kinds(kind)
+        at = (torch.arange(x.shape[1])[:, None] / noise(1, WIDTH, seed=2) + 1)[None].clone()
+        if self.how == "in place":
+            at += each
+        x = {"rows": lambda: x + at + each, "one row": lambda: x + (at + each)}.get(self.how, lambda: x + at)()
+        return x.tanh().mean(1)
+
+
 def test_what_was_cut_from_a_longer_text_is_not_that_of_a_text_as_long() -> None:
     """Positions of the rest of one text were those of another that has as many tokens."""
     model = Cut()

@@ -601,6 +601,8 @@ class Positions(Tap):
             MethodError: there are several, and nothing tells whose.
         """
         given, dim = (met[-1:], keys) if axis.is_scores else (met, axis.dims[0] if axis.dims else None)
+        if dim is not None and not axis.is_scores:  # what has one row for all of the places has none of them
+            given = [each for each in given if is_tensor(each) and each.shape[dim:][:1] != (1,)]
         found = self._axes.of_whose_places(given, of_tokens, dim)
         if not found and len(possible) > 1:
             raise self._axes.refusal("nothing tells to which of several texts of one length positions are added")
