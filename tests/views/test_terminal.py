@@ -410,3 +410,12 @@ def test_the_palette_is_what_a_terminal_of_256_colours_gets():
 def test_narrow_widths_at_every_depth(system, width, sample):
     for line in plain(rendered(sample(), system, width)).splitlines():
         assert cell_len(line) <= width
+
+
+@pytest.mark.parametrize("colours", ["truecolor", "standard", None])
+def test_of_a_sink_only_what_is_seen_is_told(colours):
+    """Where tokens carry numbers instead of colours, none is underlined."""
+    file = io.StringIO()
+    Console(file=file, width=200, force_terminal=True, color_system=colours).print(sink())
+    assert ("it is underlined, and the colours" in file.getvalue()) is (colours == "truecolor")
+    assert ("the bars are scaled by the rest" in file.getvalue()) is (colours != "truecolor")

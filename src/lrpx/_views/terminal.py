@@ -152,7 +152,7 @@ def _of_tokens(shown: Picture, paint: _Paint | None, options: ConsoleOptions, *,
     yield _legend(shown, paint) if paint else Text()
     yield _totals(shown)
     if sink := shown.sink:
-        yield _sink_note(shown, sink)
+        yield _sink_note(shown, sink, coloured=paint is not None)
     yield Text()
     yield _strongest(shown, paint, options.max_width, ascii_only=options.ascii_only)
 
@@ -270,10 +270,11 @@ def _totals(shown: Picture) -> Text:
     return Text(f"{whole}; {sides}", "dim", overflow="fold")
 
 
-def _sink_note(shown: Picture, sink: Piece) -> Text:
+def _sink_note(shown: Picture, sink: Piece, *, coloured: bool) -> Text:
+    how = "it is underlined, and the colours are scaled by the rest" if coloured else "the bars are scaled by the rest"
     return Text(overflow="fold").append(
         f"{_quoted(sink)} alone carries {number(sink.relevance)}, {abs(sink.relevance) / shown.limit:.1f} "
-        f"times the next largest; it is underlined, and the colours are scaled by the rest"
+        f"times the next largest; {how}"
     )
 
 
