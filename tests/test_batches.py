@@ -273,6 +273,24 @@ def test_padding_on_the_left_is_refused_where_it_would_move_blocks():
         assert_same(many, Explainer(model)(ids), 1e-6)
 
 
+def test_padding_on_the_left_is_refused_where_it_would_move_chunks_of_a_delta_rule():
+    """What a text's relevance is hangs on whether a state comes from a chunk before, be there nothing but padding."""
+    kinds = ["linear_attention", "full_attention"]
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_value_head_dim": 8}
+    config = tf.OlmoHybridConfig(
+        vocab_size=64, num_hidden_layers=2, layer_types=kinds, pad_token_id=0, eos_token_id=1, **sizes, **heads
+    )
+    model = tf.OlmoHybridForCausalLM(config).eval()
+    left, rows = Explainer(model, padding_side="left"), [ROWS[0], [2 + i % 60 for i in range(70)]]
+    with pytest.raises(InputError, match=r'attends in blocks from the first place.*use padding_side="right"'):
+        left(rows)
+    for many, ids in zip([*Explainer(model)(rows), *left(ROWS)], [*rows, *ROWS], strict=True):
+        assert_same(many, Explainer(model)(ids), 1e-5)
+    for many in left([rows[1], rows[1][::-1]]):  # as long, so that nothing is padded
+        assert_same(many, Explainer(model)(many.ids), 1e-5)
+
+
 def longrope():
     angles = {"short_factor": [1.0, 1.2], "long_factor": [2.0, 5.0], "original_max_position_embeddings": 5}
     return models.tiny_llama(rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0} | angles)

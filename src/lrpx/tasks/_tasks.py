@@ -506,14 +506,14 @@ def position_ids(model: Module, task: Task, mask: Tensor) -> Tensor:
 
     Raises:
         InputError: left padding would change what the model computes, or how it is shared: a classifier reads its
-            first token, the model takes no position ids, or it counts blocks of places (MiniMax), which share by
-            themselves.
+            first token, the model takes no position ids, or it counts blocks of places (MiniMax; Kimi Linear beyond
+            64), which share by themselves.
     """
     if task.reads != "position":
         why = "may read its first token, and padding on the left would be that token"
     elif not accepts(model, "position_ids"):
         why = "takes no position_ids, so padding on the left would move its tokens"
-    elif _counts_blocks(model):
+    elif _counts_blocks(model) or any(mask.shape[-1] > size for size in _chunks(model)):
         why = "attends in blocks from the first place on, and padding on the left would move its tokens into others"
     else:
         return count_positions(mask, told_position(model))
@@ -524,6 +524,25 @@ def _counts_blocks(model: Module) -> bool:
     """Whether linear attention goes over blocks of places whose state decays by constants, as MiniMax's."""
     config = text_config(model)
     return hasattr(config, "block_size") and "linear_attention" in (getattr(config, "layer_types", None) or ())
+
+
+def _chunks(model: Module) -> set[int]:
+    """Of how many places each the chunks are that the model's gated delta rules go over."""
+    kinds = {type(each) for _, each in named_modules(model)}
+    return {size for kind in kinds if (size := _chunk(kind)) is not None}  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=256)
+def _chunk(kind: type[Module]) -> int | None:
+    """How many places a layer's gated delta rule takes at once, as the function that the layer calls has it."""
+    forward: Any = inspect.unwrap(kind.forward)
+    for name in getattr(getattr(forward, "__code__", None), "co_names", ()):
+        function = forward.__globals__.get(name)
+        if inspect.isfunction(function):
+            size = inspect.signature(function).parameters.get("chunk_size")
+            if size is not None and type(size.default) is int and "beta" in inspect.signature(function).parameters:
+                return size.default
+    return None
 
 
 def count_positions(mask: Tensor, first: int) -> Tensor:
