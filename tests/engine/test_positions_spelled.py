@@ -686,6 +686,7 @@ def test_a_row_of_a_table_is_none_of_the_decoders_only_token() -> None:
 
 OTHER_PLACES: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "a class token": lambda m, x: _with(m, torch.cat([m.learned[None, :1], x], 1)),
+    "a class token, as long": lambda m, x: torch.cat([m.learned[None, :1], x], 1) + m.others,
     "the text twice": lambda m, x: _with(m, torch.cat([x, x.flip(1)], 1)),
     "blocks": lambda m, x: _with(m, x.reshape(2, 3, WIDTH)),
     "means of blocks": lambda m, x: _with(m, x.unflatten(1, (3, 2)).mean(2)),
@@ -710,6 +711,7 @@ class Again(nn.Module):
             nn.Parameter(noise(*shape, seed=1)) for shape in ((32, WIDTH), (1, WIDTH, 32), (WIDTH, 6))
         )
         self.kernel = nn.Parameter(noise(WIDTH, WIDTH, 2, seed=2))
+        self.others, self.block = (nn.Parameter(noise(size, WIDTH, seed=3)) for size in (7, 3))
 
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.tokens(input_ids) + torch.arange(input_ids.shape[1])[:, None] / 7
@@ -733,6 +735,21 @@ def test_a_table_of_what_reads_a_text_is_no_position() -> None:
         return latents + (latents @ x.mT).softmax(-1) @ x + model.turned.mT[:, :3]
 
     with propagate(model := Again(read), PA_LRP, observe=()) as trace:
+        trace.explain(model(IDS[:1, :6])[3])
+    assert [each.relevance.shape for each in trace.positions()] == [(1, 6)]
+
+
+KEPT: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "heads": lambda m, x: (x.unflatten(-1, (2, -1)) + m.learned[:2, : WIDTH // 2]).flatten(2),
+    "layers": lambda m, x: (torch.stack([x, x.tanh(), x.sin()], 2) + m.block).sum(2),
+    "experts": lambda m, x: (x.repeat(3, 1, 1).reshape(3, -1, WIDTH) + m.block[:, None]).sum(0)[None],
+    "taps": lambda m, x: (F.pad(x, (0, 0, 2, 0)).unfold(1, 3, 1) * m.block.mT).sum(-1),
+}
+
+
+@pytest.mark.parametrize("how", KEPT)
+def test_what_differs_by_head_layer_expert_or_tap_is_no_position(how: str) -> None:
+    with propagate(model := Again(KEPT[how]), PA_LRP, observe=()) as trace:
         trace.explain(model(IDS[:1, :6])[3])
     assert [each.relevance.shape for each in trace.positions()] == [(1, 6)]
 

@@ -420,17 +420,19 @@ class Axes:
                         f"nothing tells whether a table of shape {list(c.shape)} is of the image's places"
                     )
 
-    def refuse_left(self, c: Tensor, met: Sequence[Any], shape: Sequence[int]) -> None:
+    def refuse_left(self, c: Tensor, met: Sequence[Any], shape: Sequence[int], *, is_added: bool = False) -> None:
         """Refuse a constant by which places may be told, and that nothing has taken for positions.
 
         Of a text, a table of the model with a row for each token, or one that was cut to as many places as what it
-        meets has of the text: other tokens beside it, or blocks of it. Of an image, whatever differs along another
-        dimension than that of the channels, or of the heads if it is learned, is no mask and was not made of the input.
+        meets has of the text: other tokens beside it, or blocks of it; or that has a row for other tokens, too. Of an
+        image, whatever differs along another dimension than that of the channels, or of the heads if it is learned, is
+        no mask and was not made of the input.
 
         Args:
             c: the constant.
             met: what it meets.
             shape: of what it makes with what depends on the input.
+            is_added: whether it is added to that.
 
         Raises:
             MethodError: it is such a constant.
@@ -452,17 +454,22 @@ class Axes:
         is_of_heads &= not lengths and self._is_learned(c) and c.shape[-2:-1] == (1,)
         if len(shape) > 3 and (is_of_heads or labels & {SCORES, WEIGHTS}):
             dims.discard(-3)
-        if any(_has_rows(c, dim) for dim in dims) or (is_model and self._differs_by_place(c, met, shape)):
+        if any(_has_rows(c, dim) for dim in dims) or (
+            is_model and self._differs_by_place(c, met, shape, is_added=is_added)
+        ):
             raise self.refusal(f"nothing tells whether what differs by place, of shape {list(c.shape)}, is positions")
 
-    def _differs_by_place(self, c: Tensor, met: Sequence[Any], shape: Sequence[int]) -> bool:
+    def _differs_by_place(self, c: Tensor, met: Sequence[Any], shape: Sequence[int], *, is_added: bool) -> bool:
         """Whether a table differs along a dimension that is of a text's places in what it meets, and has as many as
-        there are tokens, or was cut to as many."""
+        there are tokens, was cut to as many, or is added to more, which are the text's and others."""
         leaves = {id(source.value) for source in self._run.sources if source.ids is not None}
         if not leaves or self._run.replaying or c.ndim < 2:
             return False
+        lengths = self._numbers.lengths
+        most = max(lengths, default=0) if is_added and storage_of(c) in self._memory() else math.inf
         for dim in range(-min(c.ndim, len(shape)), 0):
-            if c.shape[dim] == shape[dim] > 1 and (c.shape[dim] in self._numbers.lengths or _is_cut(c, dim)):
+            size = c.shape[dim]
+            if size == shape[dim] > 1 and (size in lengths or size > most or _is_cut(c, dim)):
                 of = [each for each in met if any_carries(each) and each.shape[dim:][:1] == (shape[dim],)]
                 if any(has_places_of(each, dim, leaves) for each in of) and _has_rows(c, dim):
                     return True

@@ -446,7 +446,7 @@ class Positions(Tap):
         axis = self._axes.axis(value, [x], shape) if axis is None and self._is_everywhere else axis
         axis = self._axes.axis_of_rows(value, x) if axis is None else axis
         if axis is None:
-            self._axes.refuse_left(value, [x], shape)
+            self._axes.refuse_left(value, [x], shape, is_added=True)
             return value
         return self._sink(value, [x], shape, x.dtype, axis, is_added=len(shape) == 4 or axis.is_scores)
 
