@@ -265,6 +265,16 @@ def test_words_of_other_scripts_stay_as_they_are():
         assert visible(" " + token) == (" ", token, "")
 
 
+@pytest.mark.parametrize("width", [20, 40, 60])
+@pytest.mark.parametrize("colours", [True, False])
+def test_a_token_that_ends_in_a_joiner_costs_the_line_no_letter(width, colours):
+    tokens = ["ක්\u200d", "ර", "ම", "👩\u200d", "👧", " boys\u200d", " keys"] * 8
+    shown = plain(drawn(attribution(tokens, [0.1] * len(tokens)), width, colours))
+    letters = "".join(shown.split()).replace("⟨200D⟩", "\u200d").replace("[+0.100]", "")
+    assert "".join(tokens).replace(" ", "") in letters
+    assert all(cell_len(line) <= width for line in shown.splitlines())
+
+
 def test_tokens_outside_the_segments_are_shown():
     a = attribution(["a", "b", "c", "d"], [1.0, 1.0, 1.0, 1.0], segments=(("middle", 1, 3),))
     assert [(segment.name, len(segment.pieces)) for segment in picture(a).segments] == [("", 1), ("middle", 2), ("", 1)]

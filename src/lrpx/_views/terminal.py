@@ -219,9 +219,16 @@ def _tokens(segment: Segment, paint: _Paint, *, flat: bool = False) -> Text:
             italic=piece.special or None,
             underline=piece.sink or None,
         )
-        text.append(piece.before).append(_flat(piece.text) if flat else piece.text, style)
+        text.append(piece.before).append(_apart(_flat(piece.text) if flat else piece.text), style)
         text.append("" if flat else piece.after)
     return text
+
+
+def _apart(text: str) -> str:
+    """A token whose last joiner is written as its code: ``rich`` takes the token behind it for joined, counts it in no
+    cells, and cuts as many characters off the end of the line."""
+    stem = text.removesuffix("\u200d")
+    return stem if stem == text else f"{stem}⟨200D⟩"
 
 
 def _numbered(shown: Picture, segment: Segment, *, flat: bool = False) -> Text:
