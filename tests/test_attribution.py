@@ -127,6 +127,8 @@ def test_a_folder_is_no_file(tmp_path):
     for act in (KEYS.save, KEYS.to_html, lrpx.Attribution.load):
         with pytest.raises(ResultFileError, match=str(tmp_path)):
             act(tmp_path)
+    with pytest.raises(ResultFileError, match="is a folder; name a file that save\\(\\) wrote"):
+        lrpx.Attribution.load(tmp_path)
 
 
 @pytest.mark.parametrize("keep", [0, 4, 8, 9, 100, -1])
@@ -139,13 +141,17 @@ def test_a_truncated_file_is_refused(tmp_path, keep):
 
 
 def test_other_files_are_refused(tmp_path):
-    for content in (b"<html>", b"\0" * 64, struct.pack("<Q", 2**60) + b"{}", struct.pack("<Q", 2) + b"{}"):
+    for content in (b"<html>", b"\0" * 64, struct.pack("<Q", 2**60) + b"{}"):
         (tmp_path / "a").write_bytes(content)
-        with pytest.raises(ResultFileError, match="is not a readable LRPx result"):
+        with pytest.raises(ResultFileError, match=r"is not a readable LRPx result.*name a file that save\(\) wrote"):
             lrpx.Attribution.load(tmp_path / "a")
-    for other in (None, {"format": "pt"}):
-        save_file({"weight": torch.ones(2)}, tmp_path / "a", other)
-        with pytest.raises(ResultFileError, match="is not a readable LRPx result"):
+    for tensors, other in (
+        ({"weight": torch.ones(2)}, None),
+        ({"weight": torch.ones(2)}, {"format": "pt"}),
+        ({}, None),
+    ):
+        save_file(tensors, tmp_path / "a", other)
+        with pytest.raises(ResultFileError, match=r"holds no LRPx result; name a file that save\(\) wrote"):
             lrpx.Attribution.load(tmp_path / "a")
 
 

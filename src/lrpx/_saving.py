@@ -10,6 +10,7 @@ import json
 import math
 from dataclasses import asdict, fields
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import safetensors
@@ -24,7 +25,6 @@ from lrpx.parts import Part, Parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from torch import Tensor
 
@@ -64,20 +64,24 @@ def read(path: str | Path) -> Attribution:
     Raises:
         ResultFileError: the file is missing, truncated, changed, not an LRPx result, or of another format.
     """
+    if Path(path).is_dir():
+        raise ResultFileError(f"{path} is a folder; name a file that save() wrote")
     try:
         with safetensors.safe_open(path, "pt") as file:
             described = file.metadata() or {}
-            text = described["lrpx"]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        found = json.loads(text)
-        version = found["format"]
     except FileNotFoundError as error:
         raise ResultFileError(f"there is no file {path}; check the path") from error
-    except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ResultFileError(
-            f"{path} is not a readable LRPx result ({type(error).__name__}: {error}); "
-            "it may be truncated: save it again"
-        ) from error
+    except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    if "lrpx" not in described:
+        raise ResultFileError(f"{path} holds no LRPx result; name a file that save() wrote")
+    text = described["lrpx"]
+    try:
+        found = json.loads(text)
+        version = found["format"]
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise _unreadable(path, error) from error
     if type(version) is not int or version != FORMAT:
         mend = "make it again" if type(version) is int and version < FORMAT else "upgrade lrpx to read it"
         raise ResultFileError(f"{path} has result format {version!r}, this lrpx reads format {FORMAT}; {mend}")
@@ -90,6 +94,13 @@ def read(path: str | Path) -> Attribution:
             f"{path} lacks a part of an LRPx result, or holds a wrong one ({type(error).__name__}: {error}); "
             "save it again"
         ) from error
+
+
+def _unreadable(path: str | Path, error: Exception) -> ResultFileError:
+    return ResultFileError(
+        f"{path} is not a readable LRPx result ({type(error).__name__}: {error}); name a file that save() wrote, or, "
+        "if it is one that was cut off, save it again"
+    )
 
 
 def metadata(a: Attribution) -> dict[str, Any]:
