@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 import transformers as tf
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer, normalizers
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import PreTokenizer
 from tokenizers.processors import TemplateProcessing
 from torch.testing import assert_close
 
@@ -1054,6 +1056,44 @@ def test_a_fingerprint_of_a_tokenizer_of_ones_own_is_of_what_it_holds(byte_token
         return BoundModel(models.tiny_gpt2(vocab_size=340), tokenizer).tokenizer_fingerprint()
 
     assert fingerprint(True) == fingerprint(True) != fingerprint(False)
+
+
+class Single:
+    """Takes each character for a word, in Python, as some do to cut Chinese into words."""
+
+    def pre_tokenize(self, text):
+        text.split(lambda _, words: [words[i : i + 1] for i in range(len(str(words)))])
+
+
+def in_words(vocabulary, normalizer=None):
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="?"))
+    tokenizer.normalizer = normalizer
+    return tokenizer
+
+
+class Cutting(tf.PreTrainedTokenizerFast):
+    """Puts in what cuts its texts itself, as RoFormer's does."""
+
+    def __init__(self, *given):
+        super().__init__(tokenizer_object=in_words(*given), unk_token="?")
+        self.backend_tokenizer.pre_tokenizer = PreTokenizer.custom(Single())
+
+
+def test_a_fingerprint_of_a_tokenizer_that_cuts_in_python_is_of_its_class_and_its_other_parts():
+    def fingerprint(tokenizer):
+        return BoundModel(models.tiny_gpt2(vocab_size=340), tokenizer).tokenizer_fingerprint()
+
+    words = {"?": 0, "a": 1, "b": 2}
+    same = fingerprint(Cutting(words))
+    assert fingerprint(Cutting(dict(words))) == same
+    added = Cutting(words)
+    added.add_tokens("ab")
+    others = Cutting(words | {"c": 3}), Cutting(words, normalizers.Lowercase()), added
+    assert len({same, *(fingerprint(each) for each in others)}) == 4
+    given = tf.PreTrainedTokenizerFast(tokenizer_object=in_words(words), unk_token="?")
+    given.backend_tokenizer.pre_tokenizer = PreTokenizer.custom(Single())
+    with pytest.raises(ModelError, match=r"pre_tokenizer is written in Python, .* make a class of it"):
+        fingerprint(given)
 
 
 def test_a_fingerprint_of_a_tokenizer_in_python_is_of_its_vocabulary_merges_and_fields(tmp_path):

@@ -23,6 +23,7 @@ from torch import Tensor
 from lrpx._defined import digest_of_code
 from lrpx._files import checksum
 from lrpx._modules import named_modules
+from lrpx.errors import ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +50,12 @@ OF_READERS = ("chat_template", "special_tokens_map", "model_input_names", "split
 
 HELD = ("tokenizer", "image_processor", "feature_extractor")
 """What a processor reads with."""
+
+PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor", "decoder")
+"""What a fast tokenizer consists of."""
+
+OF_ANY_PARTS = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
+"""The classes of tokenizers that are made of any parts; others put in their own."""
 
 NO_READING = ("_file", "_path", "_side", "_length", "verbose", "total_vocab_size", "init_kwargs")
 """How the fields of a tokenizer end that say where it is from, how it pads and cuts, what it tells and has counted."""
@@ -140,8 +147,7 @@ def _reading(reader: Any) -> dict[str, Any]:
         found["fields"] = _fields(_held(reader))
     backend = getattr(reader, "backend_tokenizer", None)
     if backend is not None:
-        described: dict[str, Any] = json.loads(backend.to_str())
-        return found | described | {"padding": None, "truncation": None}
+        return found | _parts(reader, backend) | {"padding": None, "truncation": None}
     if hasattr(reader, "to_dict"):
         found["config"] = _plain(reader.to_dict())
     elif reader is not None:  # a tokenizer in Python: its class, its fields, its vocabulary, its files, as of merges
@@ -155,6 +161,31 @@ def _reading(reader: Any) -> dict[str, Any]:
                 reader.save_vocabulary(folder, filename_prefix=None)
                 files = sorted(Path(folder).iterdir())
                 found["files"] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
+    return found
+
+
+def _parts(reader: Any, backend: Any) -> dict[str, Any]:
+    """What a fast tokenizer consists of, as it describes itself; where a part of it is written in Python, which it does
+    not describe, as for RoFormer's words, the class that puts it in, and the other parts.
+
+    Raises:
+        ModelError: the class puts in no parts of its own, and so tells of none.
+    """
+    with suppress(Exception):  # tokenizers knows no other kind of error
+        described: dict[str, Any] = json.loads(backend.to_str())
+        return described
+    found: dict[str, Any] = {"class": type(reader).__name__}
+    for name in PARTS:
+        try:
+            state = getattr(backend, name).__getstate__()
+            found[name] = None if state is None else json.loads(state)
+        except Exception:
+            if found["class"] in OF_ANY_PARTS:
+                raise ModelError(
+                    f"the tokenizer's {name} is written in Python, and nothing tells whether another run has the same; "
+                    "make a class of it that inherits from PreTrainedTokenizerFast and puts the part in itself"
+                ) from None
+    found["added"] = {str(key): repr(each) for key, each in backend.get_added_tokens_decoder().items()}
     return found
 
 
