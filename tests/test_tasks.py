@@ -260,3 +260,16 @@ def test_a_head_whose_logits_meet_other_rows_sees_all(kind, method):
         found = explain(ids, target=7, method=method, position=position)
         assert found.explained.value == pytest.approx(model(torch.tensor([ids]))[0, position, 7].item(), rel=1e-12)
         torch.testing.assert_close(found.relevance, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_methods_that_were_put_in_come_in_the_order_of_their_names():
+    """Whatever the seed of hashes is: a run in another process asks whether they are the same."""
+    layer = tiny.longformer().longformer.encoder.layer[0].attention.self
+    names = [
+        *("_compute_attn_output_with_global_indices", "_compute_global_attn_output_from_hidden"),
+        *("_concat_with_global_key_attn_probs", "_sliding_chunks_matmul_attn_probs_value"),
+        "_sliding_chunks_query_key_matmul",
+    ]
+    for name in names:
+        setattr(layer, name, lambda name=name: name)
+    assert [method() for _, method in tasks.changes(layer)] == names

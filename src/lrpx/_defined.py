@@ -153,6 +153,10 @@ def _told(thing: Any, seen: dict[int, int], plain: bool = True) -> Iterator[str]
         thing = f"{thing.pattern!r} {thing.flags}"
     elif isinstance(thing, NUMPYS):
         thing = thing.__name__
+    if isinstance(thing, Enum) and not isinstance(thing.value, PLAIN):  # whose text may say where it lies in memory
+        if plain:
+            yield from (type(thing).__qualname__, thing.name, *_told(thing.value, seen))
+        return
     if isinstance(thing, PLAIN):
         if plain:
             yield repr(thing)

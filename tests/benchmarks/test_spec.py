@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from decimal import Decimal
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -374,6 +375,23 @@ def test_a_model_of_transformers_is_known_by_what_was_put_into_its_classes_and_t
 )
 def test_code_is_known_by_what_it_holds_each_time(one, other):
     assert digest_of_code(counting(*one)) == digest_of_code(counting(*one)) != digest_of_code(counting(*other))
+
+
+def one_of(value):
+    """A new class each time, as another process has it, with functions elsewhere in memory."""
+
+    class Kind(Enum):
+        ONE = value
+
+    return counting(Kind.ONE)
+
+
+@pytest.mark.parametrize("wrapped", [functools.partial, lambda function: (function, 1)])
+def test_code_is_known_by_what_the_members_of_an_enum_are_not_by_where_these_lie(wrapped):
+    def found(function):
+        return digest_of_code(one_of(wrapped(lambda x: function(x))))
+
+    assert found(np.exp) == found(np.exp) != found(np.tanh)
 
 
 class Least:

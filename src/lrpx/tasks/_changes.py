@@ -65,7 +65,7 @@ def changes(model: Module) -> tuple[object, ...]:
         if names is None:
             found.append((kind, module))
         elif names and not names.isdisjoint(held):
-            found += [("method", held[name]) for name in names & held.keys() if _is_put_in(held[name])]
+            found += [("method", held[name]) for name in sorted(names & held.keys()) if _is_put_in(held[name])]
         if "forward" in held and not home_of(held["forward"]).startswith(WRAPPERS):
             found.append(("forward", held["forward"]))
         if held["_forward_hooks"] or held["_forward_pre_hooks"]:
