@@ -746,6 +746,35 @@ def test_what_is_said_of_each_image_or_of_the_whole_input_is_no_number_of_tokens
     assert torch.equal(found.arguments[name], value)
 
 
+def test_one_number_beside_a_flat_list_is_of_the_whole_input_where_it_says_no_token_s():
+    """``{**tokenizer(text), "lang_ids": [1]}``, as X-MOD's."""
+    found = read({"input_ids": [5, 7, 9], "lang_ids": [1]}, lambda *_: True)
+    assert found.arguments["lang_ids"].tolist() == [1]
+    assert found.per_token == {"input_ids": [5, 7, 9]}
+    assert read({"input_ids": [5], "ner_ids": [1]}, lambda *_: True).per_token["ner_ids"] == [1]
+    for name in ("token_type_ids", "global_attention_mask"):
+        with pytest.raises(InputError, match=r"int64 of shape \[1\] for 3 tokens; pass one number for each token"):
+            read({"input_ids": [5, 7, 9], name: [1]}, lambda *_: True)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_which_token_sees_which_is_cut_twice_where_a_text_has_padding(side):
+    """XLNet's ``perm_mask``; a box for each of so many tokens is as it was."""
+    model = tiny.xlnet()
+    ids, sees = torch.tensor([[6, 7, 8, 9]]), torch.ones(4, 4, dtype=torch.float64).triu(1)[None]
+    before = 2 if side == "left" else 0
+    places = slice(before, before + 4)
+    given = {name: torch.zeros(1, 6, dtype=torch.int64) for name in ("input_ids", "attention_mask")}
+    given["perm_mask"] = torch.zeros(1, 6, 6, dtype=torch.float64)
+    given["input_ids"][:, places], given["attention_mask"][:, places] = ids, 1
+    given["perm_mask"][:, places, places] = sees
+    logit = model(ids, perm_mask=sees).logits[0, -1, 4]
+    assert Explainer(model)(given, 4).explained.value == pytest.approx(logit.item(), abs=1e-12)
+    boxes = torch.ones(1, 4, 4, dtype=torch.int64)
+    found = read({"input_ids": ids, "attention_mask": torch.tensor([[1, 1, 1, 0]]), "bbox": boxes}, lambda *_: True)
+    assert found.arguments["bbox"].shape == (1, 3, 4)
+
+
 def test_a_spectrogram_is_read_where_others_have_samples():
     """AST's ``input_values``: ``[steps, frequencies]``, one or several of them, are no batch of recordings."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}

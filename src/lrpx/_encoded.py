@@ -148,7 +148,8 @@ def read(given: Mapping[str, Any], accepts: Callable[[str, Any], bool]) -> Encod
                 if is_flat and fields[key].ndim <= flat_up_to:
                     fields[key] = fields[key][None]
                 continue
-            if not is_flat and fields[key].shape == (1,) and not key.endswith(OF_TOKENS):
+            is_one = fields[key].shape == (1,) and not key.endswith(OF_TOKENS)
+            if is_one and (not is_flat or (key.endswith("_ids") and len(ids) > 1)):
                 continue  # of the whole input, such as its language
             if is_flat and key not in (*RANKS, PLACES) and fields[key].ndim == 2 and len(fields[key]) == len(ids):
                 fields[key] = fields[key][None]
@@ -170,6 +171,8 @@ def read(given: Mapping[str, Any], accepts: Callable[[str, Any], bool]) -> Encod
                 raise InputError(f"the {key} are {_told(value)} for {len(ids)} tokens; pass one number for each token")
             elif key not in RANKS and as_many:
                 fields[key] = fields[key][:, kept]  # several numbers for each token, such as its place on the page
+                if key.endswith("_mask") and key != OF_IMAGES_SEEN and fields[key].shape[2:] == (len(ids),):
+                    fields[key] = fields[key][..., kept]  # which other tokens each token sees
             elif key == PLACES:
                 told = f"{_told(value)} for {len(ids)} tokens"
                 raise InputError(f"the {key} are {told}; pass those of this input, [n, 1, tokens], or leave them out")
