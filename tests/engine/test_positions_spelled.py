@@ -1288,6 +1288,7 @@ CONTEXTS: dict[str, Callable[..., Tensor]] = {
     "by ones": lambda x, y: torch.ones(x.shape[1], 1, dtype=REST) @ y.mean(1, keepdim=True) + x,
     "read by columns": lambda x, y: (y @ x.mT).softmax(1).mT @ y + x,
     "read, turned": lambda x, y: (y @ x.mT).mT.softmax(-1) @ y,
+    "added in place": lambda x, y: F.linear(x, torch.eye(WIDTH).to(x), x.new_zeros(WIDTH)).add_(y),
     "of sums": lambda x, y: (x[:, :, None] + y[:, None]).relu().sum(-1).softmax(-1) @ y + x,
     "of sums, by a vector": lambda x, y: ((x[:, :, None] + y[:, None]).relu() @ x.new_ones(WIDTH)).softmax(-1) @ y + x,
 }

@@ -273,12 +273,18 @@ def _whose(way: _Way, leaves: Collection[int], *, is_any: bool = True) -> int | 
             return id(way.node.variable)
         ways = [] if name == LEAF else _ways_of_places(way, name, after)
         are_features = name == "Cat" and way.dim != len(after) - 1 == _saved(way.node, len(after))
-        if name in JOINS and not are_features:
+        if name in JOINS and not (are_features or _changes_all(way.node, name, after)):
             joined = {_whose(one, leaves, is_any=is_any) for one in ways} - {None}
             if len(joined) > 1:
                 return SEVERAL
         waiting += reversed(ways)
     return None
+
+
+def _changes_all(node: Any, name: str, after: tuple[int, ...]) -> bool:
+    """Whether what was changed in place through a view was changed as a whole, as ``x += y`` behind a layer does."""
+    edges = [edge for edge in node.next_functions if edge[0] is not None]
+    return name == "CopySlices" and all(prod(shape(*edge)) == prod(after) for edge in edges)
 
 
 def _ways_of_places(way: _Way, name: str, after: tuple[int, ...]) -> list[_Way]:
