@@ -143,36 +143,19 @@ def read(given: Mapping[str, Any], accepts: Callable[[str, Any], bool]) -> Encod
         kept = _kept(kept, "attention_mask")
         before = int(kept.nonzero()[0])
         for key in list(fields):
-            if _is_beside(key, fields[key]):
-                flat_up_to = 2 if key.startswith(OF_OTHERS) else int(key.endswith(OF_ANOTHER))
-                if is_flat and fields[key].ndim <= flat_up_to:
-                    fields[key] = fields[key][None]
+            value = fields[key] = _as_row(key, fields[key], len(ids), is_flat=is_flat)
+            if _is_beside(key, value) or _is_of_all(key, value, is_flat=is_flat):
                 continue
-            is_one = fields[key].shape == (1,) and not key.endswith(OF_TOKENS)
-            if is_one and (not is_flat or (key.endswith("_ids") and len(ids) > 1)):
-                continue  # of the whole input, such as its language
-            if is_flat and key not in (*RANKS, PLACES) and fields[key].ndim == 2 and len(fields[key]) == len(ids):
-                fields[key] = fields[key][None]
-            value = _flat(fields[key])
-            as_many = value.shape == ids.shape or fields[key].shape[:2] == (1, len(ids))
-            hidden = (value if value.shape == ids.shape else fields[key][0])[~kept] if as_many else value
-            if as_many and not (kept.all() or key in (*RANKS, "input_ids") or _is_of_text(key, hidden)):
-                raise InputError(
-                    f"the {key} are as many as the text has places with its padding, and neither their name nor what "
-                    "they hold there says whether they are its tokens', which lose the padding; pass the input without "
-                    "padding"
-                )
-            if value.shape == ids.shape and not value.is_floating_point():
-                per_token[key] = [int(each) for each in value[kept]]
+            if key == PLACES and value.ndim == 3 and value.shape[1:] == (1, len(ids)):
+                fields[key] = value[..., kept]
+            elif key not in RANKS and value.shape == (1, len(ids)) and not value.is_floating_point():
+                per_token[key] = [int(each) for each in _without_padding(key, value, kept)[0]]
                 del fields[key]
-            elif key == PLACES and fields[key].ndim == 3 and fields[key].shape[1:] == (1, len(ids)):
-                fields[key] = fields[key][..., kept]
-            elif fields[key].ndim <= 1 or (value.ndim == 1 and key.endswith(OF_TOKENS)):
-                raise InputError(f"the {key} are {_told(value)} for {len(ids)} tokens; pass one number for each token")
-            elif key not in RANKS and as_many:
-                fields[key] = fields[key][:, kept]  # several numbers for each token, such as its place on the page
-                if key.endswith("_mask") and key != OF_IMAGES_SEEN and fields[key].shape[2:] == (len(ids),):
-                    fields[key] = fields[key][..., kept]  # which other tokens each token sees
+            elif value.ndim < 2 or (key.endswith(OF_TOKENS) and value.ndim == 2 and len(value) == 1):
+                told = f"{_told(_flat(value))} for {len(ids)} tokens"
+                raise InputError(f"the {key} are {told}; pass one number for each token")
+            elif key not in RANKS and value.shape[:2] == (1, len(ids)):
+                fields[key] = _without_padding(key, value, kept)  # several for each, as places on a page
             elif key == PLACES:
                 told = f"{_told(value)} for {len(ids)} tokens"
                 raise InputError(f"the {key} are {told}; pass those of this input, [n, 1, tokens], or leave them out")
@@ -205,6 +188,38 @@ def decoder_ids(given: Mapping[str, Any]) -> list[int]:
         )
     found: list[int] = ids[inside].tolist()
     return found
+
+
+def _as_row(name: str, value: Tensor, count: int, *, is_flat: bool) -> Tensor:
+    """A field of one text with so many tokens as a batch of one, ``[1, tokens, …]`` or ``[1, places, …]``, also if it
+    was given flat; what is said of images and sounds, and of the whole input, as it is."""
+    if _is_beside(name, value):
+        is_row = value.ndim < (3 if name.startswith(OF_OTHERS) else 2 if name.endswith(OF_ANOTHER) else 0)
+        return value[None] if is_flat and is_row else value
+    is_one = not is_flat and count == 1 and not name.endswith(OF_TOKENS)
+    is_row = (value.ndim == 1 and not is_one) or (is_flat and value.ndim == 2 and name != PLACES)
+    return value[None] if is_row and len(value) == count and name not in RANKS else value
+
+
+def _is_of_all(name: str, value: Tensor, *, is_flat: bool) -> bool:
+    """Whether a field is one number for the whole input, such as its language."""
+    return value.shape == (1,) and not name.endswith(OF_TOKENS) and (not is_flat or name.endswith("_ids"))
+
+
+def _without_padding(name: str, value: Tensor, kept: Tensor) -> Tensor:
+    """A field ``[1, tokens, …]`` of the tokens that are kept alone.
+
+    Raises:
+        InputError: some are not, and neither its name nor what it holds there says that it is the text's.
+    """
+    if not (kept.all() or name == "input_ids" or _is_of_text(name, value[0, ~kept])):
+        raise InputError(
+            f"the {name} are as many as the text has places with its padding, and neither their name nor what they "
+            "hold there says whether they are its tokens', which lose the padding; pass the input without padding"
+        )
+    value = value[:, kept]
+    sees_tokens = name.endswith("_mask") and name != OF_IMAGES_SEEN and value.shape[2:] == kept.shape
+    return value[..., kept] if sees_tokens else value
 
 
 def _is_beside(name: str, value: Tensor) -> bool:
