@@ -34,18 +34,16 @@ OF_SIGNALS = (
     *("structure_feats", "num_local_patches", "num_frames_", "second_per_grid"),
 )
 """How names begin of images and sounds, of what was made of them, and of how many there are."""
-MASKS_OF_OTHERS = (
-    *("attention_mask", "pixel_mask", "features_mask", "values_mask", "ids_mask", "latents_mask", "compression_mask"),
-)
+MASKS_OF_OTHERS = ("pixel_mask", "features_mask", "values_mask", "ids_mask", "latents_mask", "compression_mask")
 """How names end of masks that hide the padding of something else; others say where in the text it stands."""
 OF_IMAGES_SEEN = "image_attention_mask"
 """Which images each token sees, ``[B, T, images]``; or, as ``[B, places]``, a mask of an image."""
 OF_TOKENS = ("type_ids", PLACES)
 """How names end of what has a number for each token and nothing else."""
-OF_TEXT = ("_ids", "_mask", "_masks", "_seq", "bbox", "langs")
-"""How names end of what is said of each token of the text; of others nobody knows whether it has the text's padding."""
 OF_ANY_TEXT = ("_ids", "_mask", "_masks")
-"""How names of these end that another text may have, too: what they hold at the text's padding tells whose they are."""
+"""How names end of what any text may have: what they hold at the text's padding tells whose they are."""
+OF_TEXT = (*OF_ANY_TEXT, "_seq", "bbox", "langs")
+"""How names end of what is said of each token of the text; of others nobody knows whether it has the text's padding."""
 OF_ANOTHER = ("_input_ids", "_attention_mask")
 """How names end of another text, which has places of its own."""
 MASKS_OF_TEXT = ("global_attention_mask", "cross_attention_mask")

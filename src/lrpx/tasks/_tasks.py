@@ -539,9 +539,9 @@ def _chunk(kind: type[Module]) -> int | None:
     for name in getattr(getattr(forward, "__code__", None), "co_names", ()):
         function = forward.__globals__.get(name)
         if inspect.isfunction(function):
-            size = inspect.signature(function).parameters.get("chunk_size")
-            if size is not None and type(size.default) is int and "beta" in inspect.signature(function).parameters:
-                return size.default
+            takes = inspect.signature(function).parameters
+            if {"chunk_size", "beta"} <= takes.keys() and type(size := takes["chunk_size"].default) is int:
+                return size
     return None
 
 
